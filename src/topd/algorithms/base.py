@@ -1,0 +1,36 @@
+"""What a module in this package provides. A new algorithm is one such file and one TOML; tests find it by itself."""
+
+from typing import Any, Literal, Protocol
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from topd.config import AlgorithmConfig
+from topd.types import Credit, CreditInput, TrainBatch
+
+Need = Literal["teacher_logprobs", "demonstrations"]
+"""What scoring must supply beside rewards. `demonstrations` replaces sampling: the given completions are trained on."""
+
+
+class Weighting(Protocol):
+    """Per-token shares of the loss that sum to 1 over a mini-batch; see ops/weighting.py."""
+
+    def __call__(self, lengths: Int[Tensor, " rollout"], group_sizes: Int[Tensor, " group"]) -> Float[Tensor, " token"]: ...
+
+
+class Algorithm(Protocol):
+    """The protocol, satisfied by a module. `credit` and `objective` are pure and receive the module's own `Config`."""
+
+    NEEDS: frozenset[Need]
+    WEIGHTING: Weighting
+    Config: type[AlgorithmConfig]
+
+    def credit(self, batch: CreditInput, config: Any) -> Credit:
+        """From scores to per-token advantages, over a whole rollout batch. No gradient."""
+        ...
+
+    def objective(
+        self, logprobs: Float[Tensor, " token"], batch: TrainBatch, config: Any
+    ) -> tuple[Float[Tensor, " token"], Tensor]:
+        """Per-token loss (unreduced, gradient through `logprobs` only), and a boolean per token: without gradient by a clip."""
+        ...

@@ -1,0 +1,47 @@
+"""Group Relative Policy Optimization (GRPO), outcome supervision, arXiv 2402.03300.
+
+    advantage = (reward - mean of the group) / max(std of the group, std_floor)     one number for all tokens of a completion
+    loss      = -min(r A, clip(r, 1 - clip, 1 + clip) A)                            mean over tokens, then over completions
+
+Differs from the paper: no KL term to a reference model (as in DAPO and in the GRPO baseline of arXiv 2607.04751).
+"""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor
+
+from topd.config import AlgorithmConfig
+from topd.ops.advantage import normalize_over_rollouts
+from topd.ops.objective import clipped_surrogate, is_clipped
+from topd.ops.weighting import rollout_mean
+from topd.types import Credit, CreditInput, TrainBatch
+
+NEEDS: frozenset[str] = frozenset()
+WEIGHTING = rollout_mean
+
+
+class Config(AlgorithmConfig):
+    type: Literal["grpo"] = "grpo"
+    clip: float = Field(0.2, gt=0, lt=1, description="The importance ratio is clipped to 1 - clip, 1 + clip.")
+    std_floor: float = Field(1e-6, gt=0, description="Smallest standard deviation a group is divided by.")
+
+    @property
+    def min_group_size(self) -> int:
+        return 2
+
+
+def credit(batch: CreditInput, config: Config) -> Credit:
+    advantages = normalize_over_rollouts(batch.rewards, batch.group_sizes, std_floor=config.std_floor)
+    return Credit(
+        advantages=torch.repeat_interleave(advantages, batch.lengths),
+        token_rewards=torch.repeat_interleave(batch.rewards, batch.lengths),
+    )
+
+
+def objective(logprobs: Float[Tensor, " token"], batch: TrainBatch, config: Config) -> tuple[Float[Tensor, " token"], Tensor]:
+    log_ratio = logprobs - batch.old_logprobs
+    loss = clipped_surrogate(log_ratio, batch.advantages, clip_low=config.clip, clip_high=config.clip)
+    return loss, is_clipped(log_ratio.detach(), batch.advantages, clip_low=config.clip, clip_high=config.clip)

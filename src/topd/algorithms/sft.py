@@ -1,0 +1,32 @@
+"""Supervised fine-tuning on demonstrations: cross-entropy, mean over all completion tokens of the mini-batch.
+
+loss = -logprob                 no sampling, no teacher; also the off-policy cold start before distillation
+"""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from topd.config import AlgorithmConfig
+from topd.ops.objective import negative_log_likelihood
+from topd.ops.weighting import token_mean
+from topd.types import Credit, CreditInput, TrainBatch
+
+NEEDS = frozenset({"demonstrations"})
+WEIGHTING = token_mean
+
+
+class Config(AlgorithmConfig):
+    type: Literal["sft"] = "sft"
+
+
+def credit(batch: CreditInput, config: Config) -> Credit:
+    """Every demonstrated token is wanted equally: advantage 1."""
+    ones = torch.ones(int(batch.lengths.sum()))
+    return Credit(advantages=ones, token_rewards=torch.zeros_like(ones))
+
+
+def objective(logprobs: Float[Tensor, " token"], batch: TrainBatch, config: Config) -> tuple[Float[Tensor, " token"], Tensor]:
+    return negative_log_likelihood(logprobs), torch.zeros_like(logprobs, dtype=torch.bool)

@@ -1,0 +1,123 @@
+"""Trust Region Policy Distillation (TOP-D), arXiv 2607.04751.
+
+For one prompt with G completions sampled by the policy that starts the step:
+
+    log_ratio = teacher_logprob - behaviour_logprob
+    reward    = log(alpha * exp(log_ratio) + 1 - alpha)             the proximal teacher's log-ratio: never below log(1 - alpha)
+    return_k  = reward_k + mean(reward_j for j > k)                 last token: its reward alone        (Eq. 8)
+    advantage = (return - mean) / max(std, std_floor)               over all sampled tokens of the group
+    loss      = -min(r A, clip(r, 1 - clip, 1 + clip) A)            mean over the group's tokens, then over prompts
+
+The rollout batch is cut into mini-batches and reused for several such updates; that reuse, bounded by the clip, is the
+internal trust region. Every step of the credit is a key, so the paper's ablations and its relatives are one changed line.
+
+Left open by the paper, decided here: the last token's return, the unbiased std and its floor of 1e-6 (both as in the only other
+public implementation), the floor of the std.
+"""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from pydantic import Field
+from torch import Tensor
+
+from topd.config import AlgorithmConfig
+from topd.ops.advantage import normalize_over_rollouts, normalize_over_tokens
+from topd.ops.objective import clipped_surrogate, is_clipped
+from topd.ops.proximal import clipped_reward, floor_reward, power_reward, proximal_reward
+from topd.ops.returns import discounted, immediate, immediate_plus_mean_future
+from topd.ops.weighting import group_token_mean, tokens_per_group
+from topd.types import Credit, CreditInput, TrainBatch
+
+NEEDS = frozenset({"teacher_logprobs"})
+WEIGHTING = group_token_mean
+
+
+class Config(AlgorithmConfig):
+    type: Literal["topd"] = "topd"
+    alpha: float = Field(
+        0.2, gt=0, le=1, description="Share of the teacher in the proximal teacher (paper: 0.1 to 0.3). 1: plain log-ratio."
+    )
+    clip: float = Field(0.2, gt=0, lt=1, description="The importance ratio is clipped to 1 - clip, 1 + clip.")
+    std_floor: float = Field(1e-6, gt=0, description="Smallest standard deviation a group is divided by.")
+    reward: Literal["proximal", "log_ratio", "clipped", "power", "floor"] = Field(
+        "proximal", description="Per-token reward. Others than proximal are for comparisons and ignore alpha."
+    )
+    reward_bound: float = Field(
+        5.0, gt=0, description="clipped: rewards lie in -bound, bound. floor: they are never below -bound."
+    )
+    reward_power: float = Field(1.0, gt=0, description="power: exponent of the probabilities.")
+    returns: Literal["mean_of_future", "immediate", "discounted"] = Field(
+        "mean_of_future", description="Credit for later rewards (Eq. 8)."
+    )
+    discount: float = Field(0.95, ge=0, le=1, description="discounted: weight of the next token's return.")
+    normalize: Literal["group_tokens", "group_rollouts", "batch_tokens", "none"] = Field(
+        "group_tokens",
+        description="What returns are standardised over. group_rollouts: by the mean and std of the completions' mean returns.",
+    )
+
+    @property
+    def min_group_size(self) -> int:
+        return 2 if self.normalize.startswith("group") else 1
+
+
+def credit(batch: CreditInput, config: Config) -> Credit:
+    assert batch.teacher_logprobs is not None, "NEEDS names teacher_logprobs"
+    rewards = token_rewards(batch.teacher_logprobs, batch.behaviour_logprobs, config)
+    returns = token_returns(rewards, batch.lengths, config)
+    advantages = normalized(returns, batch.lengths, batch.group_sizes, config)
+    return Credit(advantages=advantages, token_rewards=rewards)
+
+
+def objective(logprobs: Float[Tensor, " token"], batch: TrainBatch, config: Config) -> tuple[Float[Tensor, " token"], Tensor]:
+    log_ratio = logprobs - batch.old_logprobs
+    loss = clipped_surrogate(log_ratio, batch.advantages, clip_low=config.clip, clip_high=config.clip)
+    return loss, is_clipped(log_ratio.detach(), batch.advantages, clip_low=config.clip, clip_high=config.clip)
+
+
+def token_rewards(
+    teacher_logprobs: Float[Tensor, " token"], behaviour_logprobs: Float[Tensor, " token"], config: Config
+) -> Float[Tensor, " token"]:
+    """Per-token reward, by `config.reward`."""
+    log_ratio = teacher_logprobs - behaviour_logprobs
+    match config.reward:
+        case "proximal":
+            return proximal_reward(log_ratio, alpha=config.alpha)
+        case "log_ratio":
+            return log_ratio
+        case "clipped":
+            return clipped_reward(log_ratio, low=-config.reward_bound, high=config.reward_bound)
+        case "power":
+            return power_reward(log_ratio, behaviour_logprobs, exponent=config.reward_power)
+        case "floor":
+            return floor_reward(log_ratio, floor=-config.reward_bound)
+
+
+def token_returns(rewards: Float[Tensor, " token"], lengths: Int[Tensor, " rollout"], config: Config) -> Float[Tensor, " token"]:
+    """Per-token return, by `config.returns`."""
+    match config.returns:
+        case "mean_of_future":
+            return immediate_plus_mean_future(rewards, lengths)
+        case "immediate":
+            return immediate(rewards, lengths)
+        case "discounted":
+            return discounted(rewards, lengths, discount=config.discount)
+
+
+def normalized(
+    returns: Float[Tensor, " token"], lengths: Int[Tensor, " rollout"], group_sizes: Int[Tensor, " group"], config: Config
+) -> Float[Tensor, " token"]:
+    """Per-token advantage, by `config.normalize`."""
+    match config.normalize:
+        case "group_tokens":
+            return normalize_over_tokens(returns, tokens_per_group(lengths, group_sizes), std_floor=config.std_floor)
+        case "group_rollouts":
+            mean_returns = torch.segment_reduce(returns, "mean", lengths=lengths)
+            return torch.repeat_interleave(
+                normalize_over_rollouts(mean_returns, group_sizes, std_floor=config.std_floor), lengths
+            )
+        case "batch_tokens":
+            return normalize_over_tokens(returns, lengths.sum().reshape(1), std_floor=config.std_floor)
+        case "none":
+            return returns

@@ -1,0 +1,78 @@
+"""The Python interface: `topd.train`, `topd.evaluate`, and `topd.topd_advantages` for authors of other trainers."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from topd.config import Config
+
+
+def train(config: "Config | str | Path | Mapping[str, Any]", *overrides: str) -> dict[str, Any]:
+    """Run the main job and return what summary.json holds.
+
+    `config`: a `Config`, the path of a TOML file, the name of a shipped one, or a nested mapping; `overrides` are the command
+    line's words, for example `topd.train("quickstart", "--run.steps", "4")`.
+    Raises ConfigError for input that cannot be used, and RunStopped for a run that stopped and can be resumed.
+    """
+    from topd import config_file, loop
+
+    return loop.run(config if isinstance(config, Config) else config_file.load(config, overrides))
+
+
+def evaluate(model: str, config: "Config | str | Path | Mapping[str, Any]", *overrides: str) -> list[dict[str, Any]]:
+    """avg@k, pass@k, intervals and settings of a model on the configuration's benchmarks: one row per benchmark.
+
+    `model` is named as `student.name` is; the configuration says which problems and how they are sampled.
+    """
+    from topd import config_file
+    from topd.eval.standalone import evaluate_model
+
+    return evaluate_model(model, config if isinstance(config, Config) else config_file.load(config, overrides))
+
+
+def topd_advantages(
+    teacher_logprobs: Sequence[Tensor], behaviour_logprobs: Sequence[Tensor], *, alpha: float = 0.2
+) -> list[Tensor]:
+    """TOP-D's per-token advantages for one group: bounded reward, Eq. 8, normalisation over the group's tokens.
+
+    Both lists hold one 1-D float tensor per completion, equal lengths pairwise, in nats; only tokens the policy sampled belong
+    in them. Returns one tensor per completion, detached, of the same lengths. Finite even where a teacher log-prob is -inf.
+    Raises ValueError for an empty or single-completion group, unequal lengths, tensors that are not 1-D floats, or alpha
+    outside (0, 1]. Source: arXiv 2607.04751, its Algorithm 1; see `topd.algorithms.topd`.
+    """
+    from topd.algorithms import topd as algorithm
+    from topd.types import CreditInput
+
+    _check_group(teacher_logprobs, behaviour_logprobs)
+    if not 0 < alpha <= 1:
+        raise ValueError(f"alpha must be in (0, 1], got {alpha}")
+    lengths = [len(part) for part in behaviour_logprobs]
+    credit = algorithm.credit(
+        CreditInput(
+            lengths=torch.tensor(lengths),
+            group_sizes=torch.tensor([len(lengths)]),
+            rewards=torch.zeros(len(lengths)),
+            behaviour_logprobs=torch.cat(list(behaviour_logprobs)).detach(),
+            teacher_logprobs=torch.cat(list(teacher_logprobs)).detach(),
+        ),
+        algorithm.Config(alpha=alpha),
+    )
+    return list(credit.advantages.split(lengths))
+
+
+def _check_group(teacher_logprobs: Sequence[Tensor], behaviour_logprobs: Sequence[Tensor]) -> None:
+    if len(teacher_logprobs) != len(behaviour_logprobs):
+        raise ValueError(f"one teacher tensor per completion: got {len(teacher_logprobs)} for {len(behaviour_logprobs)}")
+    if len(behaviour_logprobs) < 2:
+        raise ValueError(f"a group needs at least 2 completions, got {len(behaviour_logprobs)}: the group is the baseline")
+    for i, (teacher, behaviour) in enumerate(zip(teacher_logprobs, behaviour_logprobs, strict=True)):
+        if teacher.ndim != 1 or teacher.shape != behaviour.shape or len(teacher) == 0:
+            raise ValueError(
+                f"completion {i}: need two 1-D tensors of one non-zero length, got shapes {tuple(teacher.shape)} and "
+                f"{tuple(behaviour.shape)}"
+            )
+        if not (teacher.is_floating_point() and behaviour.is_floating_point()):
+            raise ValueError(f"completion {i}: log-probs must be floats, got {teacher.dtype} and {behaviour.dtype}")

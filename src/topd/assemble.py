@@ -1,0 +1,152 @@
+"""`Config` -> the parts of a run, proven to fit: models, engine, teacher, task, trainer."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from topd import algorithms
+from topd.algorithms.base import Algorithm
+from topd.config import Config
+from topd.errors import ConfigError
+from topd.models.language_model import LanguageModel
+from topd.models.load import load, replica, with_adapters
+from topd.rollout.embedded import EmbeddedEngine
+from topd.tasks.grading import Grader
+from topd.tasks.load import load_task
+from topd.tasks.prompts import PromptStream, make_prompts
+from topd.tasks.task import Task
+from topd.teacher.local import LocalTeacher
+from topd.teacher.probe import Check, check_pair, check_run
+from topd.trainer.step import Trainer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a run is made of. `policy` holds the weights that train; `engine` samples from them or from a replica."""
+
+    config: Config
+    device: torch.device
+    task: Task
+    prompts: PromptStream
+    grader: Grader
+    algorithm: Algorithm
+    policy: LanguageModel
+    engine: EmbeddedEngine
+    teacher_model: LanguageModel | None
+    teacher: LocalTeacher | None
+    """What credit asks; None if the algorithm asks no teacher. The model may still be there, to be evaluated beside the student."""
+
+    @property
+    def samples(self) -> bool:
+        return "demonstrations" not in self.algorithm.NEEDS
+
+
+def assemble(config: Config) -> Parts:
+    """Load and build everything. Raises ConfigError for whatever does not exist or cannot be used."""
+    device = pick_device(config.run.device)
+    if config.run.threads is not None:
+        torch.set_num_threads(config.run.threads)
+    algorithm = algorithms.load(config.algorithm.type)
+    task = load_task(config.task, seed=config.run.seed)
+    policy = load_policy(config, device)
+    engine = make_engine(config, policy)
+    prompts = make_prompts(task.train, policy, config.task, name="train", room=config.rollout.max_completion_tokens)
+    teacher_model = (
+        load(config.teacher.name, dtype=config.teacher.dtype, device=device, role="teacher") if config.teacher else None
+    )
+    needs_teacher = teacher_model is not None and "teacher_logprobs" in algorithm.NEEDS
+    return Parts(
+        config=config,
+        device=device,
+        task=task,
+        prompts=PromptStream(prompts, per_step=config.rollout.prompts_per_step, seed=config.run.seed),
+        grader=Grader(task.score, config.task.answer_pattern),
+        algorithm=algorithm,
+        policy=policy,
+        engine=engine,
+        teacher_model=teacher_model,
+        teacher=make_teacher(config, policy, teacher_model) if needs_teacher else None,
+    )
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is cuda, else mps, else cpu. Raises ConfigError for a device this machine does not have."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        first = str(error).splitlines()[0]
+        raise ConfigError(f'run.device = "{name}" cannot be used: {first}. Set run.device = "auto".') from error
+    return device
+
+
+def load_policy(config: Config, device: torch.device) -> LanguageModel:
+    """The student in float32 master weights, with adapters if asked, and the trainer's precision for its forward pass."""
+    policy = load(config.student.name, dtype="float32", device=device, role="student")
+    if config.student.lora is not None:
+        policy = with_adapters(policy, config.student.lora, seed=config.run.seed)
+    if config.trainer.dtype != "float32":
+        policy = dataclasses.replace(policy, autocast_dtype=getattr(torch, config.trainer.dtype))
+    return policy
+
+
+def make_engine(config: Config, policy: LanguageModel) -> EmbeddedEngine:
+    """Sampling from the policy itself, or from a replica where the precisions differ."""
+    rows = config.rollout.max_concurrent_rollouts
+    if config.student.dtype == "float32":
+        sampler = dataclasses.replace(policy, autocast_dtype=None)
+        return EmbeddedEngine(sampler, max_concurrent_rollouts=rows)
+    sampler = replica(policy, getattr(torch, config.student.dtype))
+    return EmbeddedEngine(sampler, max_concurrent_rollouts=rows, policy=policy)
+
+
+def make_teacher(config: Config, policy: LanguageModel, model: LanguageModel | None) -> LocalTeacher:
+    assert model is not None and config.teacher is not None
+    ends = (policy.eos_token_ids[0], model.eos_token_ids[0])
+    return LocalTeacher(
+        model,
+        temperature=config.rollout.temperature,
+        max_tokens=config.trainer.max_tokens_per_microbatch,
+        map_eos=ends if config.teacher.map_eos and ends[0] != ends[1] else None,
+    )
+
+
+def probe(parts: Parts) -> list[Check]:
+    """All checks of teacher/probe.py; those of the run are made only if the two models fit at all. Empty without a teacher."""
+    if parts.teacher is None or parts.teacher_model is None or parts.config.teacher is None:
+        return []
+    checks = list(check_pair(parts.policy, parts.teacher_model, map_eos=parts.config.teacher.map_eos))
+    if all(check.ok for check in checks):
+        checks += check_run(
+            parts.config,
+            student=parts.policy,
+            engine=parts.engine,
+            teacher=parts.teacher,
+            teacher_context=parts.teacher_model.context_length,
+            prompts=parts.prompts.prompts,
+        )
+    return checks
+
+
+def require(checks: Sequence[Check]) -> None:
+    """Raise ConfigError if any check failed, with all the failures."""
+    failed = [f"{check.name}: {check.detail}" for check in checks if not check.ok]
+    if failed:
+        raise ConfigError("teacher, student and task do not fit:\n" + "\n".join(failed))
+
+
+def make_trainer(parts: Parts) -> Trainer:
+    config = parts.config
+    per_step = config.trainer.epochs * config.rollout.prompts_per_step // config.trainer.minibatch_prompts
+    return Trainer(
+        parts.policy,
+        parts.algorithm,
+        config.algorithm,
+        config.trainer,
+        temperature=config.rollout.temperature,
+        total_updates=config.run.steps * per_step,
+    )

@@ -1,0 +1,208 @@
+"""The whole configuration: sections, defaults, rules. Precedence: defaults < file < command line.
+
+Unknown keys, wrong types and settings that would be ignored are `ConfigError`s. This module imports no torch; reading
+`[algorithm]` imports that algorithm's module, which declares its own keys.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
+
+from topd.errors import ConfigError
+
+Dtype = Literal["float32", "bfloat16"]
+
+
+class Section(BaseModel):
+    """Strict, frozen, closed: no coercion, no unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, validate_default=False)
+
+
+class LoraConfig(Section):
+    rank: int = Field(16, ge=1, description="Rank of the adapters.")
+    alpha: float = Field(32.0, gt=0, description="Scale: adapters are multiplied by alpha / rank.")
+    target_modules: str | list[str] = Field("all-linear", description="Modules that get an adapter, as peft names them.")
+
+
+class StudentConfig(Section):
+    name: str = Field(description="Model folder, hub id, .gguf file, gguf:PACKAGE (inside a Python package) or builtin:NAME.")
+    dtype: Dtype = Field(
+        "float32", description="Precision of sampling. Anything but float32 makes the trainer recompute log-probs."
+    )
+    lora: LoraConfig | None = Field(None, description="Train low-rank adapters instead of all weights.")
+
+
+class TeacherConfig(Section):
+    name: str = Field(description="As student.name.")
+    dtype: Dtype = Field("float32", description="Precision of scoring.")
+    map_eos: bool = Field(False, description="Score the student's end token as the teacher's end token, where they differ.")
+
+
+class TaskBase(Section):
+    template: Literal["auto", "chat", "plain"] = Field(
+        "auto", description="chat: the tokenizer's chat template; plain: the text as it is; auto: chat where there is a template."
+    )
+    system_prompt: str | None = Field(None, description="System message; needs the chat template.")
+    prompt_suffix: str = Field("", description="Text appended to every question, for example the wanted answer format.")
+    answer_pattern: str | None = Field(
+        None,
+        description="Regular expression with one group; its last match in the completion is the answer. Unset: the whole text.",
+    )
+    max_prompt_tokens: int | None = Field(
+        None, ge=1, description="Drop (and count) longer prompts. Unset: a longer one is an error."
+    )
+
+
+class ReasoningGymConfig(TaskBase):
+    type: Literal["reasoning_gym"]
+    generator: str = Field(description="Name of a reasoning-gym generator, for example chain_sum.")
+    params: dict[str, Any] = Field(default_factory=dict, description="Arguments of the generator.")
+    train_size: int = Field(10_000, ge=1, description="Training problems.")
+    eval_size: int = Field(200, ge=1, description="Held-out problems; their seeds are disjoint from the training seeds.")
+
+
+class JsonlConfig(TaskBase):
+    type: Literal["jsonl"]
+    path: str = Field(
+        description="Training file: one JSON object a line with prompt, answer, and optionally domain, demonstration."
+    )
+    eval_path: str | None = Field(None, description="Held-out file of the same form.")
+    grader: Literal["math_verify", "exact"] = Field("math_verify", description="How an answer is compared with the right one.")
+
+
+class HubConfig(TaskBase):
+    type: Literal["hub"]
+    name: str = Field(description="Data set id or local folder, as `datasets.load_dataset` takes it.")
+    subset: str | None = Field(None, description="Configuration of the data set.")
+    split: str = Field("train", description="Split to train on.")
+    eval_split: str | None = Field(None, description="Held-out split.")
+    prompt_column: str = Field("prompt", description="Column with the question.")
+    answer_column: str | None = Field("answer", description="Column with the answer.")
+    demonstration_column: str | None = Field(None, description="Column with a worked completion.")
+    domain_column: str | None = Field(None, description="Column with the domain.")
+    grader: Literal["math_verify", "exact"] = Field("math_verify", description="How an answer is compared with the right one.")
+
+
+TaskConfig = Annotated[ReasoningGymConfig | JsonlConfig | HubConfig, Field(discriminator="type")]
+
+
+class RolloutConfig(Section):
+    engine: Literal["embedded"] = Field("embedded", description="Where completions are sampled: embedded, in this process.")
+    prompts_per_step: int = Field(512, ge=1, description="Prompts in a rollout batch.")
+    group_size: int = Field(8, ge=1, description="Completions per prompt.")
+    max_completion_tokens: int = Field(16_384, ge=1, description="Longer completions are cut off (finish reason: length).")
+    temperature: float = Field(1.0, gt=0, description="Sampling temperature; student, teacher and ratio all use it.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling. Log-probs stay those of the full distribution.")
+    max_concurrent_rollouts: int = Field(64, ge=1, description="Completions decoded at the same time by the embedded engine.")
+
+
+class AlgorithmConfig(Section):
+    """Base of every algorithm's `Config`; the subclass narrows `type` to its own name."""
+
+    type: str
+
+    @property
+    def min_group_size(self) -> int:
+        """Fewest completions per prompt with which the algorithm learns anything."""
+        return 1
+
+
+class TrainerConfig(Section):
+    minibatch_prompts: int = Field(32, ge=1, description="Prompts per optimizer update; must divide rollout.prompts_per_step.")
+    epochs: int = Field(1, ge=1, description="Passes over each rollout batch.")
+    learning_rate: float = Field(1e-6, gt=0, description="Peak learning rate of AdamW.")
+    betas: list[float] = Field([0.9, 0.999], min_length=2, max_length=2, description="AdamW's decay rates.")
+    weight_decay: float = Field(0.0, ge=0, description="AdamW's decoupled weight decay (matrices only).")
+    warmup_updates: int = Field(0, ge=0, description="Updates of linear warm-up.")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="Learning rate after warm-up, to the end of the run."
+    )
+    max_grad_norm: float = Field(1.0, gt=0, description="Gradients are scaled down to this norm.")
+    dtype: Dtype = Field("float32", description="Precision of the forward pass; weights and log-probs stay float32.")
+    gradient_checkpointing: bool = Field(False, description="Recompute layers in the backward pass: less memory, more time.")
+    max_tokens_per_microbatch: int = Field(
+        16_384, ge=1, description="Padded completion tokens in one forward pass. Changes memory, not results."
+    )
+
+
+class BenchmarkConfig(Section):
+    name: str = Field(description="Name in evals.jsonl and in tables.")
+    task: TaskConfig = Field(description="A task; its held-out problems are used.")
+
+
+class EvalConfig(Section):
+    benchmarks: list[BenchmarkConfig] = Field([], description="Benchmarks. Empty: the task's held-out problems, as `held_out`.")
+    samples_per_problem: int = Field(16, ge=1, description="k of avg@k.")
+    max_problems: int | None = Field(None, ge=1, description="Use only the first problems of each benchmark.")
+    every_steps: int = Field(0, ge=0, description="Evaluate after every this many steps. 0: only before and after.")
+    temperature: float = Field(1.0, ge=0, description="Sampling temperature; 0 is greedy.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling.")
+    max_completion_tokens: int | None = Field(None, ge=1, description="Unset: as rollout.max_completion_tokens.")
+
+
+class RunConfig(Section):
+    directory: str = Field(description="Folder of the run, the only place it writes to.")
+    steps: int = Field(ge=1, description="Rollout batches.")
+    seed: int = Field(0, ge=0, description="Root of all random streams.")
+    checkpoint_every: int = Field(10, ge=1, description="Steps between checkpoints.")
+    keep_checkpoints: int = Field(2, ge=1, description="Checkpoints kept, newest first.")
+    resume: bool = Field(False, description="Go on from the newest complete checkpoint of the folder.")
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:N or mps.")
+    threads: int | None = Field(
+        None, ge=1, description="Torch threads. Unset: torch decides. The same number gives the same bytes."
+    )
+
+
+class Config(Section):
+    student: StudentConfig
+    teacher: TeacherConfig | None = None
+    task: TaskConfig
+    rollout: RolloutConfig = RolloutConfig()
+    algorithm: SerializeAsAny[AlgorithmConfig]
+    trainer: TrainerConfig = TrainerConfig()
+    eval: EvalConfig = EvalConfig()
+    run: RunConfig
+
+    @field_validator("algorithm", mode="before")
+    @classmethod
+    def _load_algorithm(cls, value: Any, info: ValidationInfo) -> Any:
+        if not isinstance(value, dict) or "type" not in value:
+            return value
+        from topd import algorithms  # here, because algorithms import torch and their Config comes from this module
+
+        return algorithms.load(str(value["type"])).Config.model_validate(value)
+
+    @model_validator(mode="after")
+    def _check_sections_agree(self) -> "Config":
+        from topd import algorithms
+
+        needs = algorithms.load(self.algorithm.type).NEEDS
+        rollout, trainer = self.rollout, self.trainer
+        if "teacher_logprobs" in needs and self.teacher is None:
+            raise ConfigError(
+                f'[teacher] is missing: algorithm.type = "{self.algorithm.type}" learns from a teacher\'s log-probs. '
+                "Add a [teacher] section with a `name`, or choose an algorithm without a teacher (grpo, sft)."
+            )
+        if rollout.prompts_per_step % trainer.minibatch_prompts:
+            raise ConfigError(
+                f"trainer.minibatch_prompts must divide rollout.prompts_per_step, so that every update has whole groups; found "
+                f"{trainer.minibatch_prompts} and {rollout.prompts_per_step}. Divisors of {rollout.prompts_per_step}: "
+                f"{', '.join(str(d) for d in range(1, rollout.prompts_per_step + 1) if rollout.prompts_per_step % d == 0)}."
+            )
+        if rollout.group_size < self.algorithm.min_group_size:
+            raise ConfigError(
+                f"rollout.group_size must be >= {self.algorithm.min_group_size} for algorithm.type = "
+                f'"{self.algorithm.type}" (it compares the completions of one prompt), found {rollout.group_size}. '
+                'Set rollout.group_size = 8 (the paper\'s), or use algorithm.type = "opd", which needs no group.'
+            )
+        if "demonstrations" in needs and rollout.group_size != 1:
+            raise ConfigError(
+                f'rollout.group_size must be 1 for algorithm.type = "{self.algorithm.type}" (a prompt has one demonstration, '
+                f"nothing is sampled), found {rollout.group_size}. Set rollout.group_size = 1."
+            )
+        if self.task.system_prompt is not None and self.task.template == "plain":
+            raise ConfigError(
+                'task.system_prompt would be ignored with task.template = "plain". Remove it, or set task.template = "chat".'
+            )
+        return self

@@ -1,0 +1,171 @@
+"""Read, override, explain and write configurations: TOML text and command-line words -> `Config`.
+
+load("quickstart", ["--algorithm.alpha", "0.1"]) -> Config
+"""
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import BaseModel, ValidationError
+
+from topd.config import Config
+from topd.errors import ConfigError
+
+SHIPPED = Path(__file__).parent / "configs"
+
+
+def load(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
+    """A validated configuration from a TOML file, the name of a shipped one, or a nested mapping, plus `--a.b value` words.
+
+    Raises ConfigError naming the key, the rule, the value found and the remedy.
+    """
+    tree = dict(source) if isinstance(source, Mapping) else _read(find(source))
+    for dotted_key, value in _parse_overrides(overrides):
+        _assign(tree, dotted_key, value)
+    return validate(tree)
+
+
+def find(source: str | Path) -> Path:
+    """Path of a configuration: a file, or the name of one that ships with the package."""
+    path = Path(source)
+    if path.is_file():
+        return path
+    shipped = SHIPPED / f"{path.name.removesuffix('.toml')}.toml"
+    if path.name == str(source) and shipped.is_file():
+        return shipped
+    names = sorted(file.stem for file in SHIPPED.glob("*.toml"))
+    raise ConfigError(
+        f"no configuration file at '{source}'.{_did_you_mean(path.stem, names)} Give the path of a TOML file, or the name of a "
+        f"shipped configuration: {', '.join(names)}."
+    )
+
+
+def validate(tree: Mapping[str, Any]) -> Config:
+    """A `Config` from nested mappings; all problems found are reported together."""
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(error, tree))) from None
+
+
+def dump(config: Config) -> str:
+    """The resolved configuration as TOML. Unset keys (None) are left out, as TOML has no null."""
+    return tomli_w.dumps(config.model_dump(exclude_none=True))
+
+
+def keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every (dotted key, pydantic FieldInfo) of a section class, nested sections opened; unions give all their members."""
+    for name, info in model.model_fields.items():
+        sections = list(_section_types(info.annotation))
+        if not sections:
+            yield prefix + name, info
+        for section in sections:
+            yield from keys(section, f"{prefix}{name}.")
+
+
+def _section_types(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type):
+        if issubclass(annotation, BaseModel):
+            yield annotation
+        return
+    for argument in getattr(annotation, "__args__", ()):
+        yield from _section_types(argument)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}. Mend that line; strings need quotes.") from None
+
+
+def _parse_overrides(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """`--a.b value` and `--a.b=value` -> (a.b, value). A value is read as TOML, and as a plain string where that fails."""
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--") or len(word) == 2:
+            raise ConfigError(f"cannot read '{word}': overrides have the form --section.key value.")
+        key, equals, value = word[2:].partition("=")
+        if not equals:
+            if not rest:
+                raise ConfigError(f"--{key} has no value: overrides have the form --section.key value.")
+            value = rest.pop(0)
+        try:
+            yield key, tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            yield key, value
+
+
+def _assign(tree: dict[str, Any], dotted_key: str, value: Any) -> None:
+    *parents, last = dotted_key.split(".")
+    for parent in parents:
+        child = tree.get(parent)
+        tree[parent] = dict(child) if isinstance(child, Mapping) else {}
+        tree = tree[parent]
+    tree[last] = value
+
+
+def _explain(error: ValidationError, tree: Mapping[str, Any], prefix: tuple[Any, ...] = ()) -> Iterator[str]:
+    """One paragraph per problem: key, rule, value found, remedy."""
+    for problem in error.errors():
+        cause = problem.get("ctx", {}).get("error")
+        location = prefix + tuple(problem["loc"])
+        if isinstance(cause, ValidationError):
+            yield from _explain(cause, tree, location)
+        elif isinstance(cause, ConfigError):
+            yield str(cause)
+        elif problem["type"] == "extra_forbidden":
+            yield _explain_unknown(location)
+        else:
+            yield _explain_value(location, problem)
+
+
+def _explain_unknown(location: tuple[Any, ...]) -> str:
+    dotted = _dotted(location)
+    siblings = [key for key, _ in all_keys()]
+    name = str(location[-1])
+    elsewhere = [key for key in siblings if key.rsplit(".", 1)[-1] == name]
+    hint = f" Did you mean '{elsewhere[0]}'?" if elsewhere else _did_you_mean(dotted, siblings)
+    return f"unknown key '{dotted}'.{hint} `topd config --keys` lists every key."
+
+
+def _explain_value(location: tuple[Any, ...], problem: Any) -> str:
+    dotted = _dotted(location)
+    info = dict(all_keys()).get(dotted)
+    rule = problem["msg"].replace("Input should be", "must be").replace("Field required", "is required")
+    if problem["type"] == "missing":
+        return f"{dotted} is required and has no default. {describe(info)}".rstrip()
+    return f"{dotted} {rule}; found {problem['input']!r}. {describe(info)}".rstrip()
+
+
+def describe(info: Any) -> str:
+    if info is None:
+        return ""
+    default = "" if info.is_required() else f" Default: {info.default!r}."
+    return f"{info.description or ''}{default}"
+
+
+def all_keys() -> list[tuple[str, Any]]:
+    from topd import algorithms
+
+    found = dict(keys())
+    for name in algorithms.available():
+        found |= dict(keys(algorithms.load(name).Config, "algorithm."))
+    return list(found.items())
+
+
+def _dotted(location: tuple[Any, ...]) -> str:
+    """Path as written in TOML: pydantic adds the tag of a union member (task.jsonl.path), which a user never wrote."""
+    tags = {"jsonl", "reasoning_gym", "hub"}
+    parts = [str(part) for i, part in enumerate(location) if not (i and location[i - 1] == "task" and part in tags)]
+    return ".".join(parts)
+
+
+def _did_you_mean(word: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f" Did you mean '{close[0]}'?" if close else ""

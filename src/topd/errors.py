@@ -1,0 +1,19 @@
+"""The two ways a run may end early, each with the exit code of the command line."""
+
+
+class TopdError(Exception):
+    """An error with a message for a person: what happened, why, what to do. Shown without a traceback."""
+
+    exit_code = 1
+
+
+class ConfigError(TopdError, ValueError):
+    """The user's input cannot be used. Raised before anything is spent."""
+
+    exit_code = 2
+
+
+class RunStopped(TopdError, RuntimeError):
+    """A run met a failure it could not ride out. What was saved stays valid, and the run can be resumed."""
+
+    exit_code = 3

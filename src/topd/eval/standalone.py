@@ -1,0 +1,34 @@
+"""`topd eval`: a model on the benchmarks of a configuration, without a run."""
+
+from typing import Any
+
+import torch
+
+from topd.assemble import pick_device
+from topd.config import Config
+from topd.errors import ConfigError
+from topd.eval.benchmark import evaluate_engine, load_benchmarks, sampling_params
+from topd.models.load import load
+from topd.rollout.embedded import EmbeddedEngine
+from topd.run.progress import Display
+from topd.tasks.load import load_task
+
+
+def evaluate_model(name: str, config: Config, display: Display | None = None) -> list[dict[str, Any]]:
+    """One row per benchmark, as in evals.jsonl. Raises ConfigError if there is nothing to evaluate on."""
+    display = display or Display()
+    if config.run.threads is not None:
+        torch.set_num_threads(config.run.threads)
+    model = load(name, dtype=config.student.dtype, device=pick_device(config.run.device), role="student")
+    benchmarks = load_benchmarks(config, load_task(config.task, seed=config.run.seed), model)
+    if not benchmarks:
+        raise ConfigError(
+            "the configuration has no held-out problems. Set task.eval_path (or eval_split), or [[eval.benchmarks]]."
+        )
+    engine = EmbeddedEngine(model, max_concurrent_rollouts=config.rollout.max_concurrent_rollouts)
+    rows = []
+    for benchmark in benchmarks:
+        with display.phase("eval", f"{name} on {benchmark.name}") as on_tokens:
+            found = evaluate_engine(engine, benchmark, sampling_params(config), on_tokens=on_tokens)
+        rows.append({"model": name, **found})
+    return rows

@@ -1,0 +1,214 @@
+"""START HERE: a run, and one training step as a table of contents.
+
+Prompt -> RolloutGroup -> ScoredGroup -> TrainBatch -> StepReport
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from topd.assemble import Parts, assemble, make_trainer, probe, require
+from topd.config import Config
+from topd.eval.benchmark import Benchmark, evaluate_engine, load_benchmarks, sampling_params
+from topd.models.export import export
+from topd.rollout.embedded import EmbeddedEngine
+from topd.rollout.engine import Engine, SamplingParams
+from topd.run import checkpoint, rollouts
+from topd.run.checkpoint import Progress
+from topd.run.directory import RunDirectory, open_run
+from topd.run.files import read_lines
+from topd.run.interrupt import Interrupted, interruptible
+from topd.run.metrics import step_metrics
+from topd.run.progress import Display
+from topd.run.summary import print_summary, summarise_run
+from topd.tasks.prompts import demonstrate
+from topd.teacher.scoring import recomputation, score
+from topd.trainer.batch import flatten, make_batches
+from topd.types import Credit, CreditInput, Prompt, RolloutGroup, ScoredGroup, TrainBatch
+
+
+def run(config: Config, display: Display | None = None) -> dict[str, Any]:
+    """Train to the end, or from where the folder's run stopped. Returns what summary.json holds.
+
+    Raises ConfigError (nothing was spent), RunStopped (resumable) or Interrupted (Ctrl-C, SIGTERM: saved).
+    """
+    with interruptible(), open_run(config) as directory:
+        display = display or Display()
+        parts = assemble(config)
+        require(probe(parts))
+        return Run(parts, directory, display).to_the_end()
+
+
+class Run:
+    """One run in progress: the parts, the folder, and how far it has come."""
+
+    def __init__(self, parts: Parts, directory: RunDirectory, display: Display) -> None:
+        self.parts = parts
+        self.config = parts.config
+        self.directory = directory
+        self.display = display
+        self.trainer = make_trainer(parts)
+        self.benchmarks = load_benchmarks(parts.config, parts.task, parts.policy)
+        self.progress = Progress()
+
+    def to_the_end(self) -> dict[str, Any]:
+        self.resume()
+        try:
+            self.evaluate_due(self.progress.steps_done)
+            for step in range(self.progress.steps_done + 1, self.config.run.steps + 1):
+                self.step(step)
+                self.save_due(step)
+                self.evaluate_due(step)
+        except Interrupted:
+            saved = checkpoint.save(
+                self.directory.checkpoints, self.trainer, self.progress, keep=self.config.run.keep_checkpoints
+            )
+            self.display.line(f"stopped; saved {saved}. To go on, run the same command with --run.resume true.")
+            raise
+        return self.finish()
+
+    def step(self, step: int) -> None:
+        """One rollout batch, from prompts to new weights."""
+        self.display.start_step()
+        prompts = self.parts.prompts.take(step)  # 1
+        scored = self.stored(step, prompts) or self.score(self.sample(step, prompts))  # 2, 3
+        flat = flatten(scored)
+        credit = self.parts.algorithm.credit(flat, self.config.algorithm)  # 4
+        self.store(step, scored, credit)
+        self.update(self.batches(step, scored, credit))  # 5, 6, 7
+        self.parts.engine.load_weights(self.trainer.policy_version)
+        self.record(step, scored, flat, credit)
+
+    def sample(self, step: int, prompts: Sequence[Prompt]) -> list[RolloutGroup]:
+        """Completions from the policy, or the demonstrations for an algorithm that learns from those."""
+        rollout = self.config.rollout
+        if not self.parts.samples:
+            shown = [demonstrate(prompt, self.parts.policy, rollout.max_completion_tokens) for prompt in prompts]
+            pairs = zip(prompts, shown, strict=True)
+            return [RolloutGroup(prompt=p, rollouts=(r,), policy_version=self.trainer.policy_version) for p, r in pairs]
+        params = SamplingParams(
+            n=rollout.group_size,
+            max_tokens=rollout.max_completion_tokens,
+            temperature=rollout.temperature,
+            top_p=rollout.top_p,
+            seed=(self.config.run.seed, "rollout", step),
+        )
+        with self.display.phase("rollout", f"step {step}") as on_tokens:
+            return self.parts.engine.generate(prompts, params, on_tokens=on_tokens)
+
+    def score(self, groups: Sequence[RolloutGroup]) -> list[ScoredGroup]:
+        total = sum(len(completion) for group in groups for completion in group.completions)
+        with self.display.phase("teacher", total=total) as on_tokens:
+            return score(
+                groups,
+                grader=self.parts.grader,
+                teacher=self.parts.teacher,
+                recompute=self._recompute(),
+                on_tokens=on_tokens,
+            )
+
+    def batches(self, step: int, scored: Sequence[ScoredGroup], credit: Credit) -> list[TrainBatch]:
+        return make_batches(
+            scored,
+            credit,
+            weighting=self.parts.algorithm.WEIGHTING,
+            minibatch_prompts=self.config.trainer.minibatch_prompts,
+            epochs=self.config.trainer.epochs,
+            seed=(self.config.run.seed, "minibatches", step),
+        )
+
+    def update(self, batches: Sequence[TrainBatch]) -> None:
+        """All updates on this rollout batch that are not made yet."""
+        sizes = [len(batch.weights) for batch in batches]
+        done = len(self.progress.reports)
+        with self.display.phase("update", f"{len(batches)} updates", total=sum(sizes)) as on_tokens:
+            on_tokens(sum(sizes[:done]))
+            for batch in batches[done:]:
+                report = self.trainer.update(batch)
+                self.progress = Progress(steps_done=self.progress.steps_done, reports=(*self.progress.reports, report))
+                on_tokens(report.num_tokens)
+
+    def stored(self, step: int, prompts: Sequence[Prompt]) -> list[ScoredGroup] | None:
+        """The scored rollouts of a step that a resumed run made before it stopped."""
+        path = self.directory.rollouts(step)
+        return rollouts.read(path, prompts) if path.is_file() else None
+
+    def store(self, step: int, scored: Sequence[ScoredGroup], credit: Credit) -> None:
+        if not self.directory.rollouts(step).is_file():
+            rollouts.write(self.directory.rollouts(step), scored, credit)
+
+    def record(self, step: int, scored: Sequence[ScoredGroup], flat: CreditInput, credit: Credit) -> None:
+        """Write and show the step's metrics; the step is done."""
+        before = read_lines(self.directory.path / "metrics.jsonl")
+        row = step_metrics(
+            step=step,
+            policy_version=self.trainer.policy_version,
+            groups=scored,
+            flat=flat,
+            credit=credit,
+            reports=self.progress.reports,
+            seconds=self.display.seconds(),
+            tokens_before=before[-1]["tokens/total"] if before else 0,
+            sampled=self.parts.samples,
+        )
+        self.directory.add_metrics(row)
+        self.display.step_line(row, steps=self.config.run.steps)
+        self.progress = Progress(steps_done=step)
+
+    def resume(self) -> None:
+        """Go back to the newest complete checkpoint, if there is one, and forget what came after it."""
+        newest = checkpoint.newest(self.directory.checkpoints)
+        if newest is not None:
+            self.progress = checkpoint.restore(newest, self.trainer)
+            self.parts.engine.load_weights(self.trainer.policy_version)
+            self.display.line(f"resumed from {newest}")
+        self.directory.forget_after(self.progress.steps_done)
+
+    def save_due(self, step: int) -> None:
+        run = self.config.run
+        if step % run.checkpoint_every == 0 or step == run.steps:
+            checkpoint.save(self.directory.checkpoints, self.trainer, self.progress, keep=run.keep_checkpoints)
+
+    def evaluate_due(self, step: int) -> None:
+        """Evaluate student (and, once, teacher) if this step calls for it and it was not done already."""
+        every = self.config.eval.every_steps
+        if step not in (0, self.config.run.steps) and not (every and step % every == 0):
+            return
+        for benchmark in self.benchmarks:
+            self._evaluate("student", step, benchmark, self.parts.engine)
+            if step == 0 and self.parts.teacher_model is not None:
+                rows = self.config.rollout.max_concurrent_rollouts
+                teacher = EmbeddedEngine(self.parts.teacher_model, max_concurrent_rollouts=rows)
+                self._evaluate("teacher", step, benchmark, teacher)
+
+    def _evaluate(self, who: str, step: int, benchmark: Benchmark, engine: Engine) -> None:
+        key = (who, step, benchmark.name)
+        if key in {(row["model"], row["step"], row["benchmark"]) for row in self.directory.evaluations()}:
+            return
+        with self.display.phase("eval", f"{who} on {benchmark.name}") as on_tokens:
+            found = evaluate_engine(engine, benchmark, sampling_params(self.config), on_tokens=on_tokens)
+        self.directory.add_evaluation({"model": who, "step": step, **found})
+        low, high = found["ci95"]
+        self.display.line(
+            f"eval {benchmark.name}: {who} at step {step}  avg@{found['k']} {found['avg_at_k']:.1%} "
+            f"[{low:.1%}, {high:.1%}] on {found['problems']} problems"
+        )
+
+    def finish(self) -> dict[str, Any]:
+        """Write the final model and the summary, and show them."""
+        export(self.parts.policy, self.directory.model)
+        summary = summarise_run(self.config, self.directory)
+        self.directory.write_summary(summary)
+        print_summary(summary, self.directory.path, self.display.console)
+        return summary
+
+    def _recompute(self) -> Callable[[Sequence[RolloutGroup]], list[Any]] | None:
+        """The trainer's own log-probs, where sampling does not already report them."""
+        exact = self.parts.policy.sampled_is_trained and self.parts.engine.model.sampled_is_trained
+        if exact or not self.parts.samples:
+            return None
+        config = self.config
+        return recomputation(
+            self.parts.policy,
+            temperature=config.rollout.temperature,
+            max_tokens=config.trainer.max_tokens_per_microbatch,
+        )

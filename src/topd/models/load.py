@@ -1,0 +1,121 @@
+"""Load a causal language model by name: folder, hub id, .gguf file, GGUF inside a Python package, or one that ships here."""
+
+import copy
+import dataclasses
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from topd.config import Dtype, LoraConfig
+from topd.errors import ConfigError
+from topd.models import gguf
+from topd.models.check import check_shared_prefix
+from topd.models.language_model import LanguageModel
+
+BUILTIN = Path(__file__).parent.parent / "builtin"
+
+
+def load(name: str, *, dtype: Dtype, device: torch.device, role: str) -> LanguageModel:
+    """The model and its tokenizer, in evaluation mode (no dropout: ratios compare a policy with itself).
+
+    `role` ("student", "teacher") is named in errors. Raises ConfigError for whatever cannot be found, read or used.
+    """
+    source = _resolve(name, role)
+    transformers_logging.disable_progress_bar()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        module, info = AutoModelForCausalLM.from_pretrained(
+            source, dtype=getattr(torch, dtype), output_loading_info=True, use_safetensors=True
+        )
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+        raise ConfigError(
+            f'{role}.name = "{name}" cannot be loaded: {str(error).strip().splitlines()[0]}. The folder must hold config.json, '
+            "complete model.safetensors and a tokenizer; copy it again, or give another model."
+        ) from error
+    if info["missing_keys"]:
+        some = ", ".join(sorted(info["missing_keys"])[:3])
+        raise ConfigError(
+            f'{role}.name = "{name}" lacks weights that its config.json asks for ({some}, ...), so they would be random. '
+            "Give the complete model."
+        )
+    model = wrap(name, module.to(device).eval(), tokenizer)
+    check_shared_prefix(model, role)
+    return model
+
+
+def wrap(name: str, module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> LanguageModel:
+    """A `LanguageModel` around objects already in memory."""
+    rows = module.get_input_embeddings().weight.shape[0]
+    return LanguageModel(
+        name=name,
+        module=module,
+        tokenizer=tokenizer,
+        eos_token_ids=_eos_token_ids(module, tokenizer),
+        vocab_size=min(len(tokenizer), rows),
+        context_length=getattr(module.config.get_text_config(), "max_position_embeddings", None) or 1 << 30,
+    )
+
+
+def with_adapters(model: LanguageModel, lora: LoraConfig, *, seed: int) -> LanguageModel:
+    """The same model with trainable low-rank adapters in place and everything else frozen."""
+    from peft import LoraConfig as PeftLoraConfig
+    from peft import get_peft_model
+
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        adapter = get_peft_model(
+            model.module,
+            PeftLoraConfig(
+                r=lora.rank,
+                lora_alpha=lora.alpha,
+                lora_dropout=0.0,
+                target_modules=lora.target_modules,
+                task_type="CAUSAL_LM",
+            ),
+        )
+    return dataclasses.replace(model, module=adapter.get_base_model().eval(), adapter=adapter)
+
+
+def _resolve(name: str, role: str) -> str:
+    """Local folder or hub id for a model name."""
+    if name.startswith("builtin:"):
+        folder = BUILTIN / name.removeprefix("builtin:")
+        if not (folder / "config.json").is_file():
+            names = sorted(f"builtin:{path.parent.name}" for path in BUILTIN.glob("*/config.json"))
+            raise ConfigError(f'{role}.name = "{name}" does not exist. Models that ship with topd: {", ".join(names)}.')
+        return str(folder)
+    if name.startswith("gguf:"):
+        return str(gguf.from_package(name.removeprefix("gguf:"), role))
+    if name.endswith(".gguf"):
+        return str(gguf.convert(Path(name), role))
+    looks_like_path = name.startswith((".", "/", "~")) or name.count("/") != 1
+    if Path(name).expanduser().is_dir():
+        return str(Path(name).expanduser())
+    if looks_like_path:
+        raise ConfigError(
+            f'{role}.name = "{name}" is no folder (looked from {Path.cwd()}). Give the path of a Hugging Face model folder, a '
+            "hub id (owner/name), a .gguf file or builtin:NAME."
+        )
+    return name
+
+
+def _eos_token_ids(module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """The tokenizer's end token first, then whatever else generation_config stops at."""
+    generation = module.generation_config.eos_token_id if module.generation_config else None
+    others = [generation] if isinstance(generation, int) else list(generation or [])
+    ids = dict.fromkeys(([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]) + others)
+    if not ids:
+        raise ConfigError(
+            "the model names no end token (neither tokenizer nor generation_config.json), so completions would never stop. "
+            "Set eos_token in its tokenizer_config.json."
+        )
+    return tuple(ids)
+
+
+def replica(model: LanguageModel, dtype: torch.dtype) -> LanguageModel:
+    """A frozen copy of the model in another precision, adapters included, to sample from."""
+    module = copy.deepcopy(model.module).to(dtype).requires_grad_(False)
+    return dataclasses.replace(model, module=module, autocast_dtype=None, adapter=None)

@@ -1,0 +1,49 @@
+"""Per-token rewards made of the teacher's and the behaviour policy's log-probs of the sampled token."""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+LogRatio = Float[Tensor, " token"]
+
+
+def proximal_reward(log_ratio: LogRatio, *, alpha: float) -> LogRatio:
+    """Log-ratio of the proximal teacher, a mix of teacher and student, to the student.
+
+        reward = log(alpha * exp(log_ratio) + 1 - alpha),   log_ratio = teacher_logprob - behaviour_logprob
+
+    Nats per token. Never below log(1 - alpha), also at log_ratio = -inf; not bounded above. `alpha = 1` is the plain log-ratio.
+    Computed by `logaddexp`, so large ratios do not overflow. Differentiable in `log_ratio`.
+    Raises ValueError unless 0 < alpha <= 1.
+    Source: TOP-D, arXiv 2607.04751, the reward of its proximal teacher.
+    """
+    if not 0 < alpha <= 1:
+        raise ValueError(f"alpha must be in (0, 1], got {alpha}")
+    if alpha == 1:
+        return log_ratio
+    teacher_part = log_ratio + math.log(alpha)
+    student_part = torch.full_like(log_ratio, math.log1p(-alpha))
+    return torch.logaddexp(teacher_part, student_part)
+
+
+def clipped_reward(log_ratio: LogRatio, *, low: float, high: float) -> LogRatio:
+    """The log-ratio, clamped to [low, high] nats. Gradient is zero where it is clamped. Practice of several frameworks."""
+    return log_ratio.clamp(low, high)
+
+
+def power_reward(log_ratio: LogRatio, behaviour_logprobs: LogRatio, *, exponent: float) -> LogRatio:
+    """Difference of powers of the two probabilities, bounded in [-1, 1] for a positive exponent.
+
+        reward = T^a - S^a,   S = exp(behaviour_logprobs), T = S * exp(log_ratio)
+
+    Unit-free. Source: PowerOPD, arXiv 2606.17199 (its possible division by `a` is left out; group normalisation cancels it).
+    """
+    teacher_logprobs = behaviour_logprobs + log_ratio
+    return torch.exp(exponent * teacher_logprobs) - torch.exp(exponent * behaviour_logprobs)
+
+
+def floor_reward(log_ratio: LogRatio, *, floor: float) -> LogRatio:
+    """The log-ratio, never below `floor` nats. Source: REOPOLD, arXiv 2603.11137."""
+    return log_ratio.clamp_min(floor)

@@ -1,0 +1,136 @@
+"""Stage 2 of 7. Prompt -> RolloutGroup, in this process, on any causal language model.
+
+Before: tasks/prompts.py. After: teacher/scoring.py.
+
+The prompt of a group is run once and its keys and values are copied to the group's rows; finished rows leave the batch.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from topd.models.language_model import LanguageModel
+from topd.models.logprobs import run_prompts
+from topd.models.prefix import growing, keep_rows
+from topd.rollout.engine import SamplingParams
+from topd.rollout.sampling import sample_tokens
+from topd.run.seeding import stream
+from topd.types import Prompt, Rollout, RolloutGroup
+
+ROOM = 256
+"""Tokens a decode buffer starts with; it doubles when full, so short completions do not pay for a long limit."""
+
+COMPACT_BELOW = 0.8
+"""Finished rows are dropped once fewer than this share are alive: copying the cache costs about as much as a decoded token."""
+
+
+def _ignore(num_tokens: int) -> None:
+    return None
+
+
+class EmbeddedEngine:
+    """Samples from `model`. If that is a replica, `load_weights` copies the weights of `policy` into it."""
+
+    def __init__(self, model: LanguageModel, *, max_concurrent_rollouts: int, policy: LanguageModel | None = None) -> None:
+        self.model = model
+        self.policy = policy
+        self.max_concurrent_rollouts = max_concurrent_rollouts
+        self.policy_version = 0
+
+    @torch.no_grad()
+    def load_weights(self, policy_version: int) -> None:
+        if self.policy is not None:
+            pairs = zip(self.model.module.parameters(), self.policy.module.parameters(), strict=True)
+            for mine, theirs in pairs:
+                mine.copy_(theirs)
+        self.policy_version = policy_version
+
+    @torch.no_grad()
+    def generate(
+        self, prompts: Sequence[Prompt], params: SamplingParams, *, on_tokens: Callable[[int], None] = _ignore
+    ) -> list[RolloutGroup]:
+        per_batch = max(1, self.max_concurrent_rollouts // params.n)
+        groups: list[RolloutGroup] = []
+        for start in range(0, len(prompts), per_batch):
+            groups += self._generate_batch(prompts[start : start + per_batch], params, on_tokens)
+        return groups
+
+    def _generate_batch(
+        self, prompts: Sequence[Prompt], params: SamplingParams, on_tokens: Callable[[int], None]
+    ) -> list[RolloutGroup]:
+        with self.model.autocast():
+            token_ids, logprobs, lengths = decode(self.model, prompts, params, on_tokens)
+        rows = iter(zip(token_ids, logprobs, lengths.tolist(), strict=True))
+        return [
+            RolloutGroup(
+                prompt=prompt,
+                rollouts=tuple(self._rollout(*next(rows)) for _ in range(params.n)),
+                policy_version=self.policy_version,
+            )
+            for prompt in prompts
+        ]
+
+    def _rollout(self, token_ids: Tensor, logprobs: Tensor, length: int) -> Rollout:
+        tokens = tuple(token_ids[:length].tolist())
+        stopped = tokens[-1] in self.model.eos_token_ids
+        return Rollout(
+            token_ids=tokens,
+            logprobs=logprobs[:length].clone(),
+            finish_reason="stop" if stopped else "length",
+            text=self.model.tokenizer.decode(tokens[:-1] if stopped else tokens, skip_special_tokens=True),
+        )
+
+
+def decode(
+    model: LanguageModel, prompts: Sequence[Prompt], params: SamplingParams, on_tokens: Callable[[int], None]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Token ids [row, max_tokens], their log-probs (float32), and lengths [row]; rows are prompts times n, on the CPU."""
+    device, num_rows = model.device, len(prompts) * params.n
+    recorded = run_prompts(model, [prompt.token_ids for prompt in prompts])
+    prompt_of_row = torch.arange(len(prompts), device=device).repeat_interleave(params.n)
+    cache = growing(recorded.cache, prompt_of_row, room=min(ROOM, params.max_tokens))
+    uniforms = torch.from_numpy(np.concatenate([_uniforms(prompt, params) for prompt in prompts])).to(device)
+    eos = torch.tensor(model.eos_token_ids, device=device)
+    to_logits = model.output_head()
+
+    token_ids = torch.zeros(num_rows, params.max_tokens, dtype=torch.long, device=device)
+    logprobs = torch.zeros(num_rows, params.max_tokens, device=device)
+    lengths = torch.full((num_rows,), params.max_tokens, device=device)
+    alive = torch.arange(num_rows, device=device)  # rows of the decode batch -> rows of the result
+    finished = torch.zeros(num_rows, dtype=torch.bool, device=device)
+    mask, positions = recorded.mask[prompt_of_row], recorded.lengths[prompt_of_row]
+    inputs = torch.tensor([prompt.token_ids[-1] for prompt in prompts], device=device)[prompt_of_row]
+
+    for k in range(params.max_tokens):
+        mask = torch.nn.functional.pad(mask, (0, 1), value=1)
+        hidden = model.decoder(
+            input_ids=inputs[:, None],
+            attention_mask=mask,
+            position_ids=positions[:, None],
+            past_key_values=cache,
+            use_cache=True,
+        ).last_hidden_state[:, 0]
+        inputs, sampled_logprobs = sample_tokens(
+            to_logits(hidden), uniforms[alive, k], temperature=params.temperature, top_p=params.top_p
+        )
+        token_ids[alive, k], logprobs[alive, k] = inputs, sampled_logprobs
+        positions = positions + 1
+        ends = torch.isin(inputs, eos) & ~finished
+        lengths[alive[ends]] = k + 1
+        finished = finished | ends
+        num_alive = int((~finished).sum())
+        on_tokens(num_alive + int(ends.sum()))
+        if num_alive == 0:
+            break
+        if num_alive < COMPACT_BELOW * len(alive):
+            kept = (~finished).nonzero().squeeze(-1)
+            keep_rows(cache, kept)
+            alive, mask, positions, inputs, finished = (x[kept] for x in (alive, mask, positions, inputs, finished))
+    return token_ids.cpu(), logprobs.cpu(), lengths.cpu()
+
+
+def _uniforms(prompt: Prompt, params: SamplingParams) -> np.ndarray:
+    """[n, max_tokens] uniform numbers of this prompt's own stream, float32 in [0, 1)."""
+    return stream(*params.seed, prompt.id).random((params.n, params.max_tokens), dtype=np.float32)

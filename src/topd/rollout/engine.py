@@ -1,0 +1,39 @@
+"""What the loop asks of an engine: completions of prompts, with the log-prob of every sampled token."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from topd.types import Prompt, RolloutGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How completions are drawn; the names are vLLM's where it has one."""
+
+    n: int
+    """Completions per prompt."""
+    max_tokens: int
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    seed: tuple[int | str, ...] = (0,)
+    """Names the random stream. A completion depends on it, the prompt's id and its number in the group, on nothing else."""
+
+
+class Engine(Protocol):
+    """Samples from the policy it was last given."""
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        *,
+        on_tokens: Callable[[int], None] = ...,
+    ) -> list[RolloutGroup]:
+        """One group per prompt, in order. `on_tokens` is told how many tokens were sampled since it was last called."""
+        ...
+
+    def load_weights(self, policy_version: int) -> None:
+        """Take over the trainer's weights, which are now of that version."""
+        ...

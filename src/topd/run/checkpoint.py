@@ -1,0 +1,111 @@
+"""Save and resume, exactly: weights, optimizer, and how far the step in progress has come.
+
+A checkpoint folder is named after what it holds: step_000010 (ten steps done), step_000011_update_000003 (and three updates of
+the eleventh). It is written beside, its marker last, and renamed; only a folder with the marker is ever read. Only safetensors
+and JSON are loaded. The rollouts of a step in progress are those in rollouts/.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from topd.run.files import PARTIAL, remove, replacing
+from topd.run.interrupt import uninterrupted
+from topd.trainer.step import Trainer
+from topd.types import UpdateReport
+
+MARKER = "COMPLETE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a run has come: whole steps, and the reports of the updates already made in the next one."""
+
+    steps_done: int = 0
+    reports: tuple[UpdateReport, ...] = ()
+
+    @property
+    def name(self) -> str:
+        if not self.reports:
+            return f"step_{self.steps_done:06d}"
+        return f"step_{self.steps_done + 1:06d}_update_{len(self.reports):06d}"
+
+
+def save(folder: Path, trainer: Trainer, progress: Progress, *, keep: int) -> Path:
+    """Write a checkpoint, then remove all but the newest `keep`. Raises RunStopped if the disk refuses; older ones stay."""
+    path = folder / progress.name
+    with uninterrupted():
+        with replacing(path) as partial:
+            partial.mkdir()
+            save_file(_cpu(trainer.trainable()), partial / "policy.safetensors")
+            save_file(_optimizer_tensors(trainer), partial / "optimizer.safetensors")
+            save_file({str(i): report.log_ratio for i, report in enumerate(progress.reports)}, partial / "reports.safetensors")
+            (partial / "state.json").write_text(json.dumps(_state(trainer, progress), indent=2), encoding="utf-8")
+            (partial / MARKER).touch()
+        for old in complete(folder)[:-keep]:
+            remove(old)
+    return path
+
+
+def complete(folder: Path) -> list[Path]:
+    """Complete checkpoints, oldest first."""
+    markers = folder.glob(f"step_*/{MARKER}")
+    return sorted(marker.parent for marker in markers if not marker.parent.name.endswith(PARTIAL))
+
+
+def restore(path: Path, trainer: Trainer) -> Progress:
+    """Put a checkpoint's weights and optimizer state into the trainer."""
+    state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+    saved = load_file(path / "policy.safetensors")
+    with torch.no_grad():
+        for name, parameter in trainer.trainable().items():
+            parameter.copy_(saved[name])
+    _restore_optimizer(trainer, load_file(path / "optimizer.safetensors"))
+    trainer.policy_version = state["policy_version"]
+    log_ratios = load_file(path / "reports.safetensors")
+    reports = [UpdateReport(**row, log_ratio=log_ratios[str(i)]) for i, row in enumerate(state["reports"])]
+    return Progress(steps_done=state["steps_done"], reports=tuple(reports))
+
+
+def _state(trainer: Trainer, progress: Progress) -> dict[str, object]:
+    fields = ("loss", "grad_norm", "learning_rate", "num_tokens", "num_clipped")
+    return {
+        "steps_done": progress.steps_done,
+        "policy_version": trainer.policy_version,
+        "reports": [{field: getattr(report, field) for field in fields} for report in progress.reports],
+    }
+
+
+def _optimizer_tensors(trainer: Trainer) -> dict[str, Tensor]:
+    state = trainer.optimizer.state
+    return _cpu(
+        {
+            f"{name}/{key}": value
+            for name, parameter in trainer.trainable().items()
+            for key, value in state.get(parameter, {}).items()
+        }
+    )
+
+
+def _restore_optimizer(trainer: Trainer, tensors: dict[str, Tensor]) -> None:
+    parameters = trainer.trainable()
+    for key, value in tensors.items():
+        name, _, field = key.rpartition("/")
+        parameter = parameters[name]
+        on_device = value if field == "step" else value.to(parameter.device)
+        trainer.optimizer.state[parameter][field] = on_device
+
+
+def _cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def newest(folder: Path) -> Path | None:
+    """The newest complete checkpoint, if there is one."""
+    found: Sequence[Path] = complete(folder)
+    return found[-1] if found else None

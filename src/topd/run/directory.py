@@ -1,0 +1,168 @@
+"""The run folder: the only place a run writes to, and the only output format.
+
+config.toml  environment.json  metrics.jsonl  evals.jsonl  rollouts/step_000001.parquet  checkpoints/step_000010/
+model/  summary.json
+"""
+
+import fcntl
+import os
+import platform
+import subprocess
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from topd import config_file
+from topd.config import Config
+from topd.errors import ConfigError
+from topd.run.files import append_line, read_lines, write_json, write_text
+
+MAY_CHANGE = {"run.resume", "run.checkpoint_every", "run.keep_checkpoints", "run.steps", "run.device", "run.directory"}
+"""Keys that a resumed run may set anew. A change of any other would make one run out of two."""
+
+
+class RunDirectory:
+    """Paths and records of one run. Opened by one process at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self.model = path / "model"
+
+    def rollouts(self, step: int) -> Path:
+        return self.path / "rollouts" / f"step_{step:06d}.parquet"
+
+    def add_metrics(self, row: Mapping[str, Any]) -> None:
+        append_line(self.path / "metrics.jsonl", row)
+
+    def add_evaluation(self, row: Mapping[str, Any]) -> None:
+        append_line(self.path / "evals.jsonl", row)
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        return read_lines(self.path / "evals.jsonl")
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        write_json(self.path / "summary.json", summary)
+
+    def forget_after(self, step: int) -> None:
+        """Drop the records of steps that a resumed run will do again."""
+        for name in ("metrics.jsonl", "evals.jsonl"):
+            path = self.path / name
+            kept = [line for line in read_lines(path) if line["step"] <= step]
+            if path.is_file():
+                write_text(path, "".join(f"{_json(line)}\n" for line in kept))
+
+
+@contextmanager
+def open_run(config: Config) -> Iterator[RunDirectory]:
+    """Claim the folder of a new or resumed run. Raises ConfigError if it is in use, not empty, not writable, or another run's."""
+    path = Path(config.run.directory).expanduser()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = (path / ".lock").open("a")
+    except OSError as error:
+        raise ConfigError(
+            f'run.directory = "{path}" cannot be written: {error.strerror}. Choose a folder that you may write to.'
+        ) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(
+                f'run.directory = "{path}" is in use by another process. Wait for it, stop it, or choose another folder.'
+            ) from error
+        directory = RunDirectory(path)
+        _claim(directory, config)
+        yield directory
+
+
+def _claim(directory: RunDirectory, config: Config) -> None:
+    recorded = directory.path / "config.toml"
+    if config.run.resume and recorded.is_file():
+        _check_unchanged(recorded, config)
+    elif any(entry.name != ".lock" for entry in directory.path.iterdir()):
+        remedy = (
+            "it holds no config.toml, so it is no run to resume. Choose another folder."
+            if config.run.resume
+            else "Add --run.resume true to go on with it, or choose another folder, or delete it."
+        )
+        raise ConfigError(f'run.directory = "{directory.path}" is not empty: {remedy}')
+    write_text(recorded, config_file.dump(config))
+    if not (directory.path / "environment.json").is_file():
+        write_json(directory.path / "environment.json", environment())
+
+
+def _check_unchanged(recorded: Path, config: Config) -> None:
+    before = _flat(tomllib.loads(recorded.read_text(encoding="utf-8")))
+    now = _flat(tomllib.loads(config_file.dump(config)))
+    changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+    refused = [key for key in changed if key not in MAY_CHANGE]
+    if "run.steps" in changed and config.trainer.schedule != "constant":
+        refused.append("run.steps")
+    if refused:
+        found = "; ".join(f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in refused)
+        raise ConfigError(
+            f"the configuration is not that of the run in {recorded.parent}: {found}. Set it back to go on, or start a new run in "
+            "another run.directory. (run.steps may change if trainer.schedule is constant.)"
+        )
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return flat
+
+
+def environment() -> dict[str, Any]:
+    """Versions, commit and machine: what a result depends on beside its configuration."""
+    import torch
+
+    packages = (
+        "topd",
+        "torch",
+        "transformers",
+        "tokenizers",
+        "safetensors",
+        "numpy",
+        "pyarrow",
+        "reasoning-gym",
+        "math-verify",
+        "peft",
+    )
+    return {
+        "packages": {name: found for name in packages if (found := _version(name))},
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "num_cpus": os.cpu_count(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "commit": _commit(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The commit of the source tree, if topd runs from one; "-dirty" if it has uncommitted changes."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40", "--match", ""]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
+def _json(value: Any) -> str:
+    import json
+
+    return json.dumps(value, allow_nan=False)

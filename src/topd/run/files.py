@@ -1,0 +1,87 @@
+"""Files that are either complete or absent: written beside, flushed to disk, renamed."""
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from topd.errors import RunStopped
+
+PARTIAL = ".partial"
+"""Suffix of what is not complete yet. Nothing ever reads such a file; the next writer removes it."""
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path to write to, beside `path`; renamed to it when the block ends well, removed otherwise.
+
+    Raises RunStopped if the disk refuses; what was at `path` before is untouched then.
+    """
+    partial = path.with_name(path.name + PARTIAL)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        remove(partial)
+        yield partial
+        flush(partial)
+        if path.is_dir():
+            shutil.rmtree(path)
+        os.replace(partial, path)
+    except (OSError, SafetensorError) as error:
+        raise RunStopped(
+            f"{path} could not be written: {error}. What was saved before is still valid. Free some space (or mend the disk), then "
+            "run the same command with --run.resume true."
+        ) from error
+    finally:
+        remove(partial)
+
+
+def write_text(path: Path, text: str) -> None:
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def append_line(path: Path, value: Mapping[str, Any]) -> None:
+    """One JSON object as a line at the end, in one write. A reader ignores a last line without its newline."""
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(value, allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise RunStopped(
+            f"{path} could not be written: {error}. Free some space, then run the same command with --run.resume true."
+        ) from error
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The complete lines of a file made by `append_line`; empty if there is none."""
+    if not path.is_file():
+        return []
+    complete, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
+    return [json.loads(line) for line in complete.splitlines()]
+
+
+def flush(path: Path) -> None:
+    """Force a file, or all files of a folder, to disk."""
+    for file in [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]:
+        with file.open("rb") as handle:
+            os.fsync(handle.fileno())
+
+
+def remove(path: Path) -> None:
+    """Remove a file or folder if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()

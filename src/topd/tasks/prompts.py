@@ -1,0 +1,105 @@
+"""Stage 1 of 7. Problem -> Prompt, and the endless shuffled stream of them.
+
+Before: the task's problems. After: rollout/embedded.py (or the demonstrations, for algorithms that learn from them).
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+from topd.config import TaskConfig
+from topd.errors import ConfigError
+from topd.models.language_model import LanguageModel
+from topd.run.seeding import stream
+from topd.tasks.task import Problem
+from topd.types import Prompt, Rollout
+
+
+def make_prompts(problems: Sequence[Problem], model: LanguageModel, config: TaskConfig, *, name: str, room: int) -> list[Prompt]:
+    """Render and tokenize. Prompts with more than `task.max_prompt_tokens` tokens are dropped.
+
+    Raises ConfigError for a prompt that, with `room` completion tokens, exceeds the model's context.
+    """
+    prompts = [_prompt(problem, model.tokenizer, config, f"{name}/{i}") for i, problem in enumerate(problems)]
+    if config.max_prompt_tokens is not None:
+        prompts = [prompt for prompt in prompts if len(prompt.token_ids) <= config.max_prompt_tokens]
+        if problems and not prompts:
+            raise ConfigError(f"task.max_prompt_tokens = {config.max_prompt_tokens} drops every {name} prompt. Raise it.")
+    for prompt in prompts:
+        if len(prompt.token_ids) + room > model.context_length:
+            raise ConfigError(
+                f"prompt {prompt.id} has {len(prompt.token_ids)} tokens; with {room} completion tokens it exceeds the context of "
+                f"{model.name} ({model.context_length}). Lower rollout.max_completion_tokens, or set task.max_prompt_tokens to drop "
+                "long prompts."
+            )
+    return prompts
+
+
+def render(problem: Problem, tokenizer: PreTrainedTokenizerBase, config: TaskConfig) -> str:
+    """The text of a prompt. A chat template is used if the section asks for it, or by default if the tokenizer has one."""
+    question = problem.question + config.prompt_suffix
+    has_template = tokenizer.chat_template is not None
+    if config.template == "chat" and not has_template:
+        raise ConfigError('task.template = "chat", but the tokenizer has no chat template. Set task.template = "plain".')
+    if config.template == "plain" or not has_template:
+        return question
+    system = [{"role": "system", "content": config.system_prompt}] if config.system_prompt else []
+    messages = [*system, {"role": "user", "content": question}]
+    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+
+def _prompt(problem: Problem, tokenizer: PreTrainedTokenizerBase, config: TaskConfig, prompt_id: str) -> Prompt:
+    text = render(problem, tokenizer, config)
+    templated = text != problem.question + config.prompt_suffix
+    # a rendered template already holds the tokenizer's own start tokens
+    token_ids = tokenizer(text, add_special_tokens=not templated)["input_ids"]
+    if not token_ids:
+        raise ConfigError(f"prompt {prompt_id} has no tokens: {problem.question!r}.")
+    return Prompt(
+        id=prompt_id,
+        text=text,
+        token_ids=tuple(token_ids),
+        answer=problem.answer,
+        domain=problem.domain,
+        demonstration=problem.demonstration,
+        problem=problem,
+    )
+
+
+def demonstrate(prompt: Prompt, model: LanguageModel, max_tokens: int) -> Rollout:
+    """The prompt's demonstration as a completion, ended by the model's end token unless it is cut at `max_tokens`."""
+    import torch
+
+    if prompt.demonstration is None:
+        raise ConfigError(
+            f"prompt {prompt.id} has no demonstration, which this algorithm learns from. Add the field to the data."
+        )
+    token_ids = model.tokenizer(prompt.demonstration, add_special_tokens=False)["input_ids"]
+    token_ids = (*token_ids, model.eos_token_ids[0])[:max_tokens]
+    return Rollout(
+        token_ids=token_ids,
+        logprobs=torch.zeros(len(token_ids)),
+        finish_reason="stop" if token_ids[-1] in model.eos_token_ids else "length",
+        text=prompt.demonstration,
+    )
+
+
+class PromptStream:
+    """An endless stream in shuffled passes. It has no state: the prompts of a step are a function of (seed, step)."""
+
+    def __init__(self, prompts: Sequence[Prompt], *, per_step: int, seed: int) -> None:
+        self.prompts = prompts
+        self.per_step = per_step
+        self.seed = seed
+
+    def take(self, step: int) -> list[Prompt]:
+        """The prompts of step 1, 2, ...; one met again in a later pass gets a new id, hence new random numbers."""
+        first = (step - 1) * self.per_step
+        places = [divmod(position, len(self.prompts)) for position in range(first, first + self.per_step)]
+        orders = {epoch: stream(self.seed, "prompts", epoch).permutation(len(self.prompts)) for epoch in {e for e, _ in places}}
+        return [self._prompt(epoch, int(orders[epoch][place])) for epoch, place in places]
+
+    def _prompt(self, epoch: int, index: int) -> Prompt:
+        prompt = self.prompts[index]
+        return dataclasses.replace(prompt, id=f"{prompt.id}#{epoch}") if epoch else prompt
