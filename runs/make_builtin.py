@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 import topd
@@ -29,8 +29,8 @@ import topd
 BUILTIN = Path(topd.__file__).parent / "builtin"
 SEED = 20260704
 CHARACTERS = "0123456789+=;"
-SIZES = {"tiny-student": dict(layers=3, hidden=80, heads=4), "tiny-teacher": dict(layers=4, hidden=176, heads=4)}
-SCHEDULES = {"tiny-student": dict(steps=20, rate=2e-3), "tiny-teacher": dict(steps=140, rate=2e-3)}
+SIZES = {"tiny-student": {"layers": 3, "hidden": 80, "heads": 4}, "tiny-teacher": {"layers": 4, "hidden": 176, "heads": 4}}
+SCHEDULES = {"tiny-student": {"steps": 60, "rate": 2e-3}, "tiny-teacher": {"steps": 100, "rate": 2e-3}}
 
 
 def problem(generator: random.Random) -> dict[str, str]:
@@ -52,8 +52,6 @@ def tokenizer() -> PreTrainedTokenizerFast:
     vocabulary = {token: i for i, token in enumerate(["<pad>", "<eos>", *CHARACTERS])}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
-    from tokenizers import decoders
-
     backend.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>")
 
@@ -120,7 +118,7 @@ def main() -> None:
                 },
                 "algorithm": {"type": "sft"},
                 "trainer": {
-                    "minibatch_prompts": 64,
+                    "minibatch_prompts": 32,
                     "learning_rate": SCHEDULES[name]["rate"],
                     "schedule": "cosine",
                     "warmup_updates": 20,

@@ -10,6 +10,7 @@ from topd import algorithms
 from topd.algorithms.base import Algorithm
 from topd.config import Config
 from topd.errors import ConfigError
+from topd.models.device import pick_device
 from topd.models.language_model import LanguageModel
 from topd.models.load import load, replica, with_adapters
 from topd.rollout.embedded import EmbeddedEngine
@@ -36,7 +37,7 @@ class Parts:
     engine: EmbeddedEngine
     teacher_model: LanguageModel | None
     teacher: LocalTeacher | None
-    """What credit asks; None if the algorithm asks no teacher. The model may still be there, to be evaluated beside the student."""
+    """What credit asks; None if the algorithm asks no teacher. Its model may still be there, to be evaluated."""
 
     @property
     def samples(self) -> bool:
@@ -71,19 +72,6 @@ def assemble(config: Config) -> Parts:
     )
 
 
-def pick_device(name: str) -> torch.device:
-    """`auto` is cuda, else mps, else cpu. Raises ConfigError for a device this machine does not have."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        first = str(error).splitlines()[0]
-        raise ConfigError(f'run.device = "{name}" cannot be used: {first}. Set run.device = "auto".') from error
-    return device
-
-
 def load_policy(config: Config, device: torch.device) -> LanguageModel:
     """The student in float32 master weights, with adapters if asked, and the trainer's precision for its forward pass."""
     policy = load(config.student.name, dtype="float32", device=device, role="student")
@@ -105,7 +93,8 @@ def make_engine(config: Config, policy: LanguageModel) -> EmbeddedEngine:
 
 
 def make_teacher(config: Config, policy: LanguageModel, model: LanguageModel | None) -> LocalTeacher:
-    assert model is not None and config.teacher is not None
+    assert model is not None
+    assert config.teacher is not None
     ends = (policy.eos_token_ids[0], model.eos_token_ids[0])
     return LocalTeacher(
         model,

@@ -77,7 +77,7 @@ def _config(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     from topd.errors import ConfigError
 
     if arguments.keys:
-        for key, info in config_file.all_keys():
+        for key, info in config_file.all_settings():
             print(f"{key:<36} {config_file.describe(info)}")
         return 0
     if arguments.config is None:

@@ -4,9 +4,10 @@ Unknown keys, wrong types and settings that would be ignored are `ConfigError`s.
 `[algorithm]` imports that algorithm's module, which declares its own keys.
 """
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, field_validator, model_validator
 
 from topd.errors import ConfigError
 
@@ -16,7 +17,7 @@ Dtype = Literal["float32", "bfloat16"]
 class Section(BaseModel):
     """Strict, frozen, closed: no coercion, no unknown keys."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, validate_default=False)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class LoraConfig(Section):
@@ -49,9 +50,18 @@ class TaskBase(Section):
         None,
         description="Regular expression with one group; its last match in the completion is the answer. Unset: the whole text.",
     )
-    max_prompt_tokens: int | None = Field(
-        None, ge=1, description="Drop (and count) longer prompts. Unset: a longer one is an error."
-    )
+    max_prompt_tokens: int | None = Field(None, ge=1, description="Drop longer prompts. Unset: a prompt too long is an error.")
+
+    @field_validator("answer_pattern")
+    @classmethod
+    def _has_one_group(cls, value: str | None) -> str | None:
+        try:
+            groups = 1 if value is None else re.compile(value).groups
+        except re.error as error:
+            raise ConfigError(f"task.answer_pattern is no regular expression: {error}; found {value!r}.") from None
+        if groups != 1:
+            raise ConfigError(f"task.answer_pattern must have exactly one group, the answer; found {value!r} with {groups}.")
+        return value
 
 
 class ReasoningGymConfig(TaskBase):
@@ -166,7 +176,7 @@ class Config(Section):
 
     @field_validator("algorithm", mode="before")
     @classmethod
-    def _load_algorithm(cls, value: Any, info: ValidationInfo) -> Any:
+    def _load_algorithm(cls, value: Any) -> Any:
         if not isinstance(value, dict) or "type" not in value:
             return value
         from topd import algorithms  # here, because algorithms import torch and their Config comes from this module

@@ -57,14 +57,14 @@ def dump(config: Config) -> str:
     return tomli_w.dumps(config.model_dump(exclude_none=True))
 
 
-def keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def settings(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Every (dotted key, pydantic FieldInfo) of a section class, nested sections opened; unions give all their members."""
     for name, info in model.model_fields.items():
         sections = list(_section_types(info.annotation))
         if not sections:
             yield prefix + name, info
         for section in sections:
-            yield from keys(section, f"{prefix}{name}.")
+            yield from settings(section, f"{prefix}{name}.")
 
 
 def _section_types(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -127,7 +127,7 @@ def _explain(error: ValidationError, tree: Mapping[str, Any], prefix: tuple[Any,
 
 def _explain_unknown(location: tuple[Any, ...]) -> str:
     dotted = _dotted(location)
-    siblings = [key for key, _ in all_keys()]
+    siblings = [key for key, _ in all_settings()]
     name = str(location[-1])
     elsewhere = [key for key in siblings if key.rsplit(".", 1)[-1] == name]
     hint = f" Did you mean '{elsewhere[0]}'?" if elsewhere else _did_you_mean(dotted, siblings)
@@ -136,7 +136,7 @@ def _explain_unknown(location: tuple[Any, ...]) -> str:
 
 def _explain_value(location: tuple[Any, ...], problem: Any) -> str:
     dotted = _dotted(location)
-    info = dict(all_keys()).get(dotted)
+    info = dict(all_settings()).get(dotted)
     rule = problem["msg"].replace("Input should be", "must be").replace("Field required", "is required")
     if problem["type"] == "missing":
         return f"{dotted} is required and has no default. {describe(info)}".rstrip()
@@ -150,12 +150,12 @@ def describe(info: Any) -> str:
     return f"{info.description or ''}{default}"
 
 
-def all_keys() -> list[tuple[str, Any]]:
+def all_settings() -> list[tuple[str, Any]]:
     from topd import algorithms
 
-    found = dict(keys())
+    found = dict(settings())
     for name in algorithms.available():
-        found |= dict(keys(algorithms.load(name).Config, "algorithm."))
+        found |= dict(settings(algorithms.load(name).Config, "algorithm."))
     return list(found.items())
 
 

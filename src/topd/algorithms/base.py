@@ -1,6 +1,6 @@
 """What a module in this package provides. A new algorithm is one such file and one TOML; tests find it by itself."""
 
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -12,12 +12,14 @@ Need = Literal["teacher_logprobs", "demonstrations"]
 """What scoring must supply beside rewards. `demonstrations` replaces sampling: the given completions are trained on."""
 
 
+@runtime_checkable
 class Weighting(Protocol):
     """Per-token shares of the loss that sum to 1 over a mini-batch; see ops/weighting.py."""
 
     def __call__(self, lengths: Int[Tensor, " rollout"], group_sizes: Int[Tensor, " group"]) -> Float[Tensor, " token"]: ...
 
 
+@runtime_checkable
 class Algorithm(Protocol):
     """The protocol, satisfied by a module. `credit` and `objective` are pure and receive the module's own `Config`."""
 

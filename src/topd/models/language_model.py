@@ -1,4 +1,4 @@
-"""A causal language model as the rest of the package sees it: weights, tokenizer, and the few facts that decide what is sampled."""
+"""A causal language model as the rest of the package sees it: weights, tokenizer, and what decides what is sampled."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext

@@ -41,6 +41,12 @@ def load(name: str, *, dtype: Dtype, device: torch.device, role: str) -> Languag
             f'{role}.name = "{name}" lacks weights that its config.json asks for ({some}, ...), so they would be random. '
             "Give the complete model."
         )
+    rows = module.get_input_embeddings().weight.shape[0]
+    if 2 * len(tokenizer) < rows:  # without tokenizer files, transformers makes an empty one for some architectures
+        raise ConfigError(
+            f'{role}.name = "{name}" has a tokenizer of {len(tokenizer)} entries for {rows} embeddings: its tokenizer files are '
+            "missing or another model's. Give the complete model."
+        )
     model = wrap(name, module.to(device).eval(), tokenizer)
     check_shared_prefix(model, role)
     return model

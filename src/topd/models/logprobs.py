@@ -6,7 +6,7 @@ second pass, so that row position k predicts completion token k. This is the onl
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -18,6 +18,7 @@ from topd.models.prefix import reading, recording
 from topd.ops.logprobs import chunked_token_logprobs
 
 
+@runtime_checkable
 class TokenGroup(Protocol):
     """A prompt and its completions, as token ids."""
 

@@ -7,6 +7,7 @@ their sliding-window layers keep only the window. The layers here store once and
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 
@@ -87,7 +88,7 @@ class _GrowingLayer(CacheLayerMixin):
         end = self.length + key_states.shape[-2]
         if end > self.keys.shape[-2]:
             grow = (0, 0, 0, max(end, self.keys.shape[-2]))
-            self.keys, self.values = nn_pad(self.keys, grow), nn_pad(self.values, grow)
+            self.keys, self.values = pad(self.keys, grow), pad(self.values, grow)
         self.keys[:, :, self.length : end] = key_states
         self.values[:, :, self.length : end] = value_states
         self.length = end
@@ -104,9 +105,6 @@ class _GrowingLayer(CacheLayerMixin):
 
     def get_max_length(self) -> int:
         return -1
-
-
-nn_pad = torch.nn.functional.pad
 
 
 def recording(num_layers: int) -> Cache:

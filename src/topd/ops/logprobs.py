@@ -1,6 +1,7 @@
 """Log-probs of given tokens from hidden states, without ever keeping a [tokens, vocab] float32 tensor."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -16,11 +17,33 @@ CHUNK_ELEMENTS = 1 << 25
 def token_logprobs(
     logits: Float[Tensor, "token vocab"], token_ids: Int[Tensor, " token"], *, temperature: float
 ) -> Float[Tensor, " token"]:
-    """Log-softmax of logits / temperature at the given token, in nats and float32: logit - logsumexp(logits)."""
-    logits = logits.float()
-    if temperature != 1:
-        logits = logits / temperature
-    return logits.gather(-1, token_ids[:, None]).squeeze(-1) - torch.logsumexp(logits, dim=-1)
+    """Log-softmax of logits / temperature at the given token, in nats and float32: logit - logsumexp(logits).
+
+    Gradient flows to `logits`, in their dtype. Equal to `log_softmax(...).gather(...)`, in fewer passes over the vocabulary.
+    """
+    return _TokenLogprobs.apply(logits, token_ids, temperature)
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """d logprob / d logit_v = (1[v = token] - softmax_v) / temperature, written into one buffer in place."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, token_ids: Tensor, temperature: float) -> Tensor:
+        scaled = logits.float() if temperature == 1 else logits.float() / temperature
+        normaliser = torch.logsumexp(scaled, dim=-1)
+        ctx.save_for_backward(logits, token_ids, normaliser)
+        ctx.temperature = temperature
+        return scaled.gather(-1, token_ids[:, None]).squeeze(-1) - normaliser
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        logits, token_ids, normaliser = ctx.saved_tensors
+        gradient = logits.to(torch.float32, copy=True)
+        if ctx.temperature != 1:
+            gradient.div_(ctx.temperature)
+        share = (grad / ctx.temperature)[:, None]
+        gradient.sub_(normaliser[:, None]).exp_().mul_(-share).scatter_add_(-1, token_ids[:, None], share)
+        return gradient.to(logits.dtype), None, None
 
 
 def chunked_token_logprobs(

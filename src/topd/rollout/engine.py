@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from topd.types import Prompt, RolloutGroup
 
@@ -21,6 +21,7 @@ class SamplingParams:
     """Names the random stream. A completion depends on it, the prompt's id and its number in the group, on nothing else."""
 
 
+@runtime_checkable
 class Engine(Protocol):
     """Samples from the policy it was last given."""
 

@@ -58,7 +58,7 @@ class RunDirectory:
 
 @contextmanager
 def open_run(config: Config) -> Iterator[RunDirectory]:
-    """Claim the folder of a new or resumed run. Raises ConfigError if it is in use, not empty, not writable, or another run's."""
+    """Claim the folder of a new or resumed run. Raises ConfigError if that cannot be done."""
     path = Path(config.run.directory).expanduser()
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -105,8 +105,8 @@ def _check_unchanged(recorded: Path, config: Config) -> None:
     if refused:
         found = "; ".join(f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in refused)
         raise ConfigError(
-            f"the configuration is not that of the run in {recorded.parent}: {found}. Set it back to go on, or start a new run in "
-            "another run.directory. (run.steps may change if trainer.schedule is constant.)"
+            f"the configuration is not that of the run in {recorded.parent}: {found}. Set it back to go on, or start a new run "
+            "in another run.directory. (run.steps may change if trainer.schedule is constant.)"
         )
 
 

@@ -34,8 +34,8 @@ def replacing(path: Path) -> Iterator[Path]:
         os.replace(partial, path)
     except (OSError, SafetensorError) as error:
         raise RunStopped(
-            f"{path} could not be written: {error}. What was saved before is still valid. Free some space (or mend the disk), then "
-            "run the same command with --run.resume true."
+            f"{path} could not be written: {error}. What was saved before is still valid. Free some space (or mend the disk), "
+            "then run the same command with --run.resume true."
         ) from error
     finally:
         remove(partial)

@@ -44,7 +44,8 @@ METRICS = (
     Metric(
         "teacher/gap",
         "nats per token",
-        "Reverse KL(student || teacher) per token, estimated on sampled tokens: mean of behaviour minus teacher log-prob. The number distillation brings down. Empty if a token has teacher probability 0.",
+        "Reverse KL(student || teacher) per token: mean of behaviour minus teacher log-prob over sampled tokens. What "
+        "distillation brings down. Null if the teacher gives a sampled token probability 0.",
     ),
     Metric("teacher/log_ratio_p01", "nats", "1st percentile of teacher minus behaviour log-prob: the heavy tail."),
     Metric("teacher/log_ratio_p50", "nats", "Median of it."),

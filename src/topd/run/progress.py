@@ -28,7 +28,7 @@ class Display:
 
     @contextmanager
     def phase(self, name: str, label: str = "", *, total: int | None = None) -> Iterator[Callable[[int], None]]:
-        """Time a phase and show it. Yields the function to call with the number of tokens just done; `total` in tokens, if known."""
+        """Time a phase and show it. Yields the function to call with the number of tokens just done."""
         began = time.perf_counter()
         try:
             if self.console.is_terminal:

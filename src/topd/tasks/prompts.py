@@ -6,6 +6,7 @@ Before: the task's problems. After: rollout/embedded.py (or the demonstrations, 
 import dataclasses
 from collections.abc import Sequence
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from topd.config import TaskConfig
@@ -30,8 +31,8 @@ def make_prompts(problems: Sequence[Problem], model: LanguageModel, config: Task
         if len(prompt.token_ids) + room > model.context_length:
             raise ConfigError(
                 f"prompt {prompt.id} has {len(prompt.token_ids)} tokens; with {room} completion tokens it exceeds the context of "
-                f"{model.name} ({model.context_length}). Lower rollout.max_completion_tokens, or set task.max_prompt_tokens to drop "
-                "long prompts."
+                f"{model.name} ({model.context_length}). Lower rollout.max_completion_tokens, or set task.max_prompt_tokens to "
+                "drop long prompts."
             )
     return prompts
 
@@ -69,8 +70,6 @@ def _prompt(problem: Problem, tokenizer: PreTrainedTokenizerBase, config: TaskCo
 
 def demonstrate(prompt: Prompt, model: LanguageModel, max_tokens: int) -> Rollout:
     """The prompt's demonstration as a completion, ended by the model's end token unless it is cut at `max_tokens`."""
-    import torch
-
     if prompt.demonstration is None:
         raise ConfigError(
             f"prompt {prompt.id} has no demonstration, which this algorithm learns from. Add the field to the data."

@@ -63,8 +63,9 @@ def _check_eos(student: LanguageModel, teacher: LanguageModel, map_eos: bool) ->
     return Check(
         name="end token",
         ok=False,
-        detail=f"student ends with {names[0]} ({mine}), teacher with {names[1]} ({theirs}). The teacher would punish stopping, and "
-        "completions would grow without end. Set teacher.map_eos = true to score one as the other, or fine-tune the student first.",
+        detail=f"student ends with {names[0]} ({mine}), teacher with {names[1]} ({theirs}). The teacher would punish stopping, "
+        "and completions would grow without end. Set teacher.map_eos = true to score one as the other, or fine-tune the student "
+        "first.",
     )
 
 

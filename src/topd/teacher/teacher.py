@@ -1,13 +1,14 @@
 """What the loop asks of a teacher: log-probs of the very tokens the student sampled."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from topd.types import RolloutGroup
 
 
+@runtime_checkable
 class Teacher(Protocol):
     """A frozen model that scores completions."""
 

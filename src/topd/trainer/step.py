@@ -103,5 +103,6 @@ def checkpoint_layers(policy: LanguageModel) -> None:
 
     Not transformers' own switch, which drops the prompt's keys and values and only warns.
     """
-    for layer in policy.decoder.layers:
+    layers: Any = policy.decoder.layers
+    for layer in layers:
         layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)

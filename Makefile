@@ -1,0 +1,48 @@
+# Two commands for a fresh clone: `make quickstart` and `make test`. Needs Python 3.11 or newer, make, and the package index.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: quickstart test check format lint types layers docs clean
+
+quickstart: $(VENV)/.core  ## set up, then run the main job: distil the shipped student from the shipped teacher
+	$(BIN)/topd train configs/quickstart.toml
+
+test: $(VENV)/.dev  ## set up, then run all tests
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.dev lint types layers test  ## all that CI checks
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff format --check src tests runs
+	$(BIN)/ruff check src tests runs
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+layers: $(VENV)/.dev
+	$(BIN)/lint-imports --no-logo
+
+format: $(VENV)/.dev  ## rewrite the sources in the project's format
+	$(BIN)/ruff check --fix src tests runs
+	$(BIN)/ruff format src tests runs
+
+docs: $(VENV)/.dev  ## regenerate docs/metrics.md and docs/configuration.md
+	$(BIN)/python runs/make_docs.py
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), f"topd needs Python 3.11 or newer, found {sys.version}"'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.core: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[all,dev]'
+	touch $@ $(VENV)/.core
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

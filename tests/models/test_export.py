@@ -1,0 +1,80 @@
+import pytest
+import torch
+from tests.fakes import KINDS, VOCAB, make_model, ragged_groups
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from topd.config import LoraConfig
+from topd.models.export import export
+from topd.models.load import load, with_adapters
+from topd.models.logprobs import completion_logprobs
+
+IDS = torch.tensor([[5, 9, 3, 22, 7, 7, 31, 12]])
+
+
+def logits(module):
+    with torch.no_grad():
+        return module(input_ids=IDS, use_cache=False).logits
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_exported_folder_loads_in_plain_transformers_with_equal_logits(kind, tmp_path, tiny_model):
+    model = tiny_model(kind)
+    export(model, tmp_path / "model")
+    attention = {"attn_implementation": "eager"} if kind == "gemma2" else {}
+    again, info = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "model", dtype=torch.float32, output_loading_info=True, **attention
+    )
+    assert not any(info.values()), info
+    assert torch.equal(logits(again.eval()), logits(model.module))
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert len(tokenizer) == VOCAB
+    assert tokenizer.eos_token_id == model.eos_token_ids[0]
+    assert tokenizer("3+4=")["input_ids"] == model.tokenizer("3+4=")["input_ids"]
+
+
+def test_export_replaces_an_older_folder_and_leaves_nothing_beside_it(tmp_path):
+    for seed in (0, 1):
+        export(make_model(seed=seed), tmp_path / "model")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    assert torch.equal(logits(again.eval()), logits(make_model(seed=1).module))
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def trained_adapters(seed=0, **lora):
+    """A model with adapters that do something: fresh ones are zero."""
+    model = with_adapters(make_model(), LoraConfig(rank=2, **lora), seed=seed)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, parameter in model.module.named_parameters():
+            if "lora_B" in name:
+                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+@pytest.mark.parametrize("lora", [{}, {"target_modules": ["q_proj", "v_proj"], "alpha": 8.0}], ids=["all-linear", "some"])
+def test_adapters_are_merged(lora, tmp_path):
+    model = trained_adapters(**lora)
+    adapted = logits(model.module)
+    assert (adapted - logits(make_model().module)).abs().max() > 1e-2
+    export(model, tmp_path / "model")
+    again, info = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32, output_loading_info=True)
+    assert not any(info.values()), info
+    assert not any("lora" in name for name, _ in again.named_parameters())
+    torch.testing.assert_close(logits(again.eval()), adapted, atol=1e-5, rtol=1e-5)
+
+
+def test_export_does_not_touch_the_model_that_trains(tmp_path):
+    model = trained_adapters()
+    before = {name: tensor.clone() for name, tensor in model.module.state_dict().items()}
+    export(model, tmp_path / "model")
+    after = model.module.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    assert any(p.requires_grad for p in model.module.parameters())
+
+
+def test_exported_model_is_a_model_of_ours_too(tmp_path):
+    model, groups = trained_adapters(), ragged_groups((4, (6, 2)), (1, (3,)))
+    export(model, tmp_path / "model")
+    again = load(str(tmp_path / "model"), dtype="float32", device=torch.device("cpu"), role="student")
+    torch.testing.assert_close(completion_logprobs(again, groups), completion_logprobs(model, groups), atol=1e-5, rtol=1e-5)

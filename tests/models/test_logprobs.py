@@ -1,0 +1,206 @@
+import pytest
+import torch
+from tests.fakes import EOS, KINDS, VOCAB, make_model, plain_logprobs, ragged_groups
+
+from topd.models.logprobs import Tokens, by_length, completion_logprobs, microbatches, score_groups
+from topd.ops import logprobs as ops_logprobs
+from topd.trainer.step import checkpoint_layers
+
+BATCHES = {
+    "even": ((6, (5, 5)), (6, (5, 5))),
+    "ragged": ((3, (7, 1, 4)), (9, (2, 6)), (1, (5, 3)), (14, (12,))),
+    "one-token prompts": ((1, (6, 1)), (1, (3, 9))),
+    "one token each": ((1, (1,)), (8, (1, 1))),
+    "longer than the window": ((17, (11, 9)), (2, (13, 1))),
+}
+
+TOLERANCE = dict(atol=1e-5, rtol=1e-5)
+
+
+def oracle(model, groups, **settings):
+    parts = [plain_logprobs(model.module, g.prompt_ids, c, **settings) for g in groups for c in g.completions]
+    return torch.cat(parts)
+
+
+def gradients(model, values):
+    """Of a sum with a different weight on every token."""
+    pull = torch.linspace(-1, 1, len(values))
+    names, parameters = zip(*model.module.named_parameters(), strict=True)
+    found = torch.autograd.grad((pull * values).sum() / len(values), parameters, allow_unused=True)
+    return {name: torch.zeros(()) if grad is None else grad for name, grad in zip(names, found, strict=True)}
+
+
+def assert_same_gradients(found, expected):
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, **TOLERANCE, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_and_all_gradients_equal_plain_forward_passes(kind, batch, tiny_model):
+    model, groups = tiny_model(kind), ragged_groups(*BATCHES[batch])
+    expected, found = oracle(model, groups), completion_logprobs(model, groups)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, **TOLERANCE)
+    assert_same_gradients(gradients(model, found), gradients(model, expected))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_oracle_is_sensitive(kind, tiny_model):
+    """One token of the prompt changed, the farthest from the end that the model can see: the log-probs move by more than any tolerance."""
+    model = tiny_model(kind)
+    (group,) = ragged_groups((9, (4,)))
+    changed = Tokens((group.prompt_ids[0] % (VOCAB - 3) + 2, *group.prompt_ids[1:]), group.completions)
+    assert changed != group
+    difference = completion_logprobs(model, [changed]) - completion_logprobs(model, [group])
+    assert difference.abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_checkpointed_layers_change_nothing(kind):
+    model, groups = make_model(kind), ragged_groups(*BATCHES["ragged"])
+    expected = oracle(model, groups)
+    wanted = gradients(model, expected)
+    checkpoint_layers(model)
+    found = completion_logprobs(model, groups)
+    torch.testing.assert_close(found, expected, **TOLERANCE)
+    assert_same_gradients(gradients(model, found), wanted)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "gemma2"])
+@pytest.mark.parametrize("temperature", [0.5, 1.6])
+def test_temperature(kind, temperature, tiny_model):
+    model, groups = tiny_model(kind), ragged_groups(*BATCHES["ragged"])
+    expected = oracle(model, groups, temperature=temperature)
+    found = completion_logprobs(model, groups, temperature=temperature)
+    torch.testing.assert_close(found, expected, **TOLERANCE)
+    assert_same_gradients(gradients(model, found), gradients(model, expected))
+
+
+def test_many_chunks_of_the_output_head_change_nothing(tiny_model, monkeypatch):
+    model, groups = tiny_model("gemma2"), ragged_groups(*BATCHES["ragged"])
+    expected = oracle(model, groups)
+    monkeypatch.setattr(ops_logprobs, "CHUNK_ELEMENTS", 3 * VOCAB)
+    found = completion_logprobs(model, groups)
+    torch.testing.assert_close(found, expected, **TOLERANCE)
+    assert_same_gradients(gradients(model, found), gradients(model, expected))
+
+
+def test_tied_and_untied_heads_are_really_that(tiny_model):
+    for kind, tied in (("qwen3", True), ("qwen3-untied", False)):
+        module = tiny_model(kind).module
+        assert (module.get_output_embeddings().weight is module.get_input_embeddings().weight) == tied
+
+
+def parts_of(model, groups, **settings):
+    """Log-probs by (prompt, completion)."""
+    keys = [(g.prompt_ids, c) for g in groups for c in g.completions]
+    with torch.no_grad():
+        flat = completion_logprobs(model, groups, **settings)
+    return dict(zip(keys, flat.split([len(c) for _, c in keys]), strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_order_of_groups_and_rows_and_company_change_nothing(kind, tiny_model):
+    model, groups = tiny_model(kind), ragged_groups(*BATCHES["ragged"])
+    expected = parts_of(model, groups)
+    shuffled = [Tokens(g.prompt_ids, g.completions[::-1]) for g in groups[::-1]]
+    alone = {key: value for group in groups for key, value in parts_of(model, [group]).items()}
+    for found in (parts_of(model, shuffled), alone):
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            torch.testing.assert_close(found[key], value, **TOLERANCE)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 8, 20, 40, 10_000])
+@pytest.mark.parametrize("kind", ["qwen3", "gemma3"])
+def test_score_groups_does_not_depend_on_the_size_of_micro_batches(kind, max_tokens, tiny_model):
+    model, groups = tiny_model(kind), ragged_groups(*BATCHES["ragged"], *BATCHES["one-token prompts"])
+    told = []
+    found = score_groups(model, groups, max_tokens=max_tokens, on_tokens=told.append)
+    assert sum(told) == sum(len(c) for g in groups for c in g.completions)
+    assert [len(parts) for parts in found] == [len(g.completions) for g in groups]
+    for group, parts in zip(groups, found, strict=True):
+        for completion, part in zip(group.completions, parts, strict=True):
+            assert part.device.type == "cpu"
+            assert not part.requires_grad
+            torch.testing.assert_close(part, plain_logprobs(model.module, group.prompt_ids, completion).detach(), **TOLERANCE)
+
+
+def test_score_groups_temperature_and_targets(tiny_model):
+    model, groups = tiny_model("llama"), ragged_groups(*BATCHES["ragged"])
+    # look up the end token in place of the last token of every completion; what is fed stays the same
+    targets = [Tokens(g.prompt_ids, tuple((*c[:-1], EOS) for c in g.completions)) for g in groups]
+    found = score_groups(model, groups, max_tokens=20, temperature=0.7, targets=targets)
+    for group, parts in zip(groups, found, strict=True):
+        for completion, part in zip(group.completions, parts, strict=True):
+            # causal: the fed last token has no influence, so the oracle may feed the target
+            expected = plain_logprobs(model.module, group.prompt_ids, (*completion[:-1], EOS), temperature=0.7)
+            torch.testing.assert_close(part, expected.detach(), **TOLERANCE)
+
+
+def test_targets_in_the_middle_are_looked_up_but_not_fed(tiny_model):
+    model = tiny_model("qwen3")
+    (group,) = ragged_groups((4, (5,)))
+    completion = group.completions[0]
+    other = next(token for token in range(2, VOCAB) if token not in completion)
+    targets = [Tokens(group.prompt_ids, ((*completion[:2], other, *completion[3:]),))]
+    with torch.no_grad():
+        found = completion_logprobs(model, [group], targets=targets)
+        usual = completion_logprobs(model, [group])
+    changed = (found - usual).abs() > 1e-6
+    assert changed.tolist() == [False, False, True, False, False]
+    prefix = (*completion[:2], other)
+    torch.testing.assert_close(found[2], plain_logprobs(model.module, group.prompt_ids, prefix)[2].detach(), **TOLERANCE)
+
+
+def test_prompts_run_once_per_group(tiny_model):
+    """The work: one pass over prompts (their last token excluded), one over completions."""
+    model, groups = tiny_model("qwen3"), ragged_groups((9, (4, 3, 2)), (6, (4, 4, 4)))
+    shapes = []
+    handle = model.decoder.register_forward_pre_hook(
+        lambda _, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    try:
+        completion_logprobs(model, groups)
+    finally:
+        handle.remove()
+    assert shapes == [(2, 8), (6, 4)]
+
+
+# --- micro-batches
+
+
+def test_microbatches_hold_whole_groups_in_order_and_respect_the_limit():
+    groups = ragged_groups((2, (4, 4)), (2, (3, 1)), (2, (6,)), (2, (2, 2, 2)), (2, (20,)))
+    batches = list(microbatches(groups, 16))
+    assert [group for batch in batches for group in batch] == groups
+    # (2 + 2) rows * 4 = 16 fits; adding one row of 6 would be 5 * 6; 1 row of 6, with 3 more rows 4 * 6; 3 rows of 2; one too long
+    assert [len(batch) for batch in batches] == [2, 1, 1, 1]
+    for batch in batches:
+        padded = sum(len(g.completions) for g in batch) * max(len(c) for g in batch for c in g.completions)
+        assert padded <= 16 or len(batch) == 1
+
+
+def test_microbatches_of_nothing():
+    assert list(microbatches([], 16)) == []
+
+
+def test_by_length_is_a_stable_order_longest_first():
+    groups = ragged_groups((2, (3,)), (2, (1, 9)), (2, (3, 2)), (2, (5,)))
+    assert by_length(groups) == [groups[1], groups[3], groups[0], groups[2]]
+
+
+# --- vocabulary padding
+
+
+def test_padded_rows_of_the_head_get_no_probability():
+    model = make_model("qwen3", vocab_size=VOCAB + 8)
+    assert model.vocab_size == VOCAB
+    assert model.module.get_output_embeddings().weight.shape[0] == VOCAB + 8
+    groups = ragged_groups((5, (4, 2)))
+    torch.testing.assert_close(completion_logprobs(model, groups), oracle(model, groups, vocab=VOCAB), **TOLERANCE)
+    # every entry of the tokenizer as a one-token completion: their probabilities sum to 1, nothing is left for the padding
+    every = Tokens(groups[0].prompt_ids, tuple((i,) for i in range(VOCAB)))
+    assert completion_logprobs(model, [every]).exp().sum().item() == pytest.approx(1, abs=1e-5)

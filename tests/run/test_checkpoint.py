@@ -1,0 +1,94 @@
+"""Only complete checkpoints are read; a full disk never costs an older one."""
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tomli_w
+import torch
+
+from tests.e2e.tiny import tiny_config
+from topd import config_file
+from topd.assemble import assemble, make_trainer
+from topd.run import checkpoint
+from topd.run.checkpoint import Progress
+from topd.types import UpdateReport
+
+
+@pytest.fixture
+def trainer(tmp_path: Path):
+    return make_trainer(assemble(config_file.load(tiny_config(tmp_path / "run"))))
+
+
+def report(loss: float) -> UpdateReport:
+    return UpdateReport(
+        loss=loss, grad_norm=1.0, learning_rate=1e-3, num_tokens=2, num_clipped=1, log_ratio=torch.tensor([loss, -loss])
+    )
+
+
+def test_names_order_as_time_goes() -> None:
+    times = [Progress(), Progress(steps_done=9), Progress(steps_done=9, reports=(report(0.1),)), Progress(steps_done=10)]
+    assert [time.name for time in times] == sorted(time.name for time in times)
+
+
+def test_what_is_saved_is_restored(tmp_path: Path, trainer) -> None:
+    with torch.no_grad():
+        for number, parameter in enumerate(trainer.trainable().values()):
+            parameter.add_(number)
+    trainer.policy_version = 7
+    saved = checkpoint.save(tmp_path / "c", trainer, Progress(steps_done=3, reports=(report(0.5),)), keep=2)
+    before = {name: parameter.detach().clone() for name, parameter in trainer.trainable().items()}
+    with torch.no_grad():
+        for parameter in trainer.trainable().values():
+            parameter.zero_()
+    trainer.policy_version = 0
+    progress = checkpoint.restore(saved, trainer)
+    assert (progress.steps_done, trainer.policy_version) == (3, 7)
+    [restored] = progress.reports
+    assert restored.loss == 0.5
+    assert torch.equal(restored.log_ratio, torch.tensor([0.5, -0.5]))
+    assert all(torch.equal(before[name], parameter) for name, parameter in trainer.trainable().items())
+
+
+def test_a_folder_without_marker_is_never_picked_up(tmp_path: Path, trainer) -> None:
+    good = checkpoint.save(tmp_path, trainer, Progress(steps_done=1), keep=5)
+    broken = checkpoint.save(tmp_path, trainer, Progress(steps_done=2), keep=5)
+    (broken / checkpoint.MARKER).unlink()
+    unfinished = checkpoint.save(tmp_path, trainer, Progress(steps_done=3), keep=5)
+    unfinished.rename(unfinished.with_name(unfinished.name + ".partial"))
+    assert checkpoint.newest(tmp_path) == good
+
+
+def test_only_the_newest_are_kept(tmp_path: Path, trainer) -> None:
+    for step in range(1, 5):
+        checkpoint.save(tmp_path, trainer, Progress(steps_done=step), keep=2)
+    assert [path.name for path in checkpoint.complete(tmp_path)] == ["step_000003", "step_000004"]
+
+
+@pytest.mark.slow
+def test_a_full_disk_stops_the_run_resumably_and_the_old_checkpoint_stays(tmp_path: Path) -> None:
+    """The limit on file sizes stands in for the disk: weights and optimizer state no longer fit, small files do."""
+    config = tmp_path / "config.toml"
+    config.write_text(tomli_w.dumps(tiny_config(tmp_path / "run", run__steps=1, eval__max_problems=1)))
+
+    def run(*words: str, limit: int | None = None) -> subprocess.CompletedProcess[str]:
+        def refuse_large_files() -> None:
+            if limit is not None:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+
+        command = [sys.executable, "-m", "topd", "train", str(config), *words]
+        return subprocess.run(
+            command, capture_output=True, text=True, preexec_fn=refuse_large_files, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
+
+    assert run().returncode == 0
+    more = ("--run.resume", "true", "--run.steps", "2")
+    stopped = run(*more, limit=100_000)
+    assert stopped.returncode == 3, stopped.stderr
+    assert "could not be written" in stopped.stderr
+    assert "Traceback" not in stopped.stderr
+    assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["step_000001"]
+    assert run(*more).returncode == 0

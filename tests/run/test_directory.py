@@ -1,0 +1,67 @@
+"""The run folder is claimed by one run, and never silently by another."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.tiny import tiny_config
+from topd import config_file
+from topd.errors import ConfigError
+from topd.run.directory import open_run
+
+
+def open_once(tmp_path: Path, **changes: object) -> None:
+    with open_run(config_file.load(tiny_config(tmp_path / "run", **changes))):
+        pass
+
+
+def test_a_new_folder_gets_configuration_and_environment(tmp_path: Path) -> None:
+    open_once(tmp_path)
+    assert config_file.load(tmp_path / "run/config.toml") == config_file.load(tiny_config(tmp_path / "run"))
+    environment = json.loads((tmp_path / "run/environment.json").read_text())
+    assert environment["packages"]["torch"]
+    assert environment["num_cpus"] == os.cpu_count()
+
+
+def test_a_folder_that_is_not_empty_needs_resume(tmp_path: Path) -> None:
+    open_once(tmp_path)
+    with pytest.raises(ConfigError, match=r"is not empty.*--run\.resume true"):
+        open_once(tmp_path)
+    open_once(tmp_path, run__resume=True)
+
+
+def test_resume_refuses_a_folder_that_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/thesis.tex").touch()
+    with pytest.raises(ConfigError, match=r"no run to resume"):
+        open_once(tmp_path, run__resume=True)
+    assert [path.name for path in (tmp_path / "run").iterdir() if path.name != ".lock"] == ["thesis.tex"]
+
+
+def test_resume_refuses_a_changed_configuration_and_names_the_key(tmp_path: Path) -> None:
+    open_once(tmp_path)
+    with pytest.raises(ConfigError, match=r"algorithm.alpha was 0.2, is 0.1"):
+        open_once(tmp_path, run__resume=True, algorithm__alpha=0.1)
+
+
+def test_more_steps_are_allowed_unless_the_schedule_depends_on_them(tmp_path: Path) -> None:
+    open_once(tmp_path)
+    open_once(tmp_path, run__resume=True, run__steps=9)
+    other = tmp_path / "other"
+    open_once(other, trainer__schedule="cosine")
+    with pytest.raises(ConfigError, match=r"run.steps was 2, is 9"):
+        open_once(other, trainer__schedule="cosine", run__resume=True, run__steps=9)
+
+
+def test_two_processes_cannot_share_a_folder(tmp_path: Path) -> None:
+    config = config_file.load(tiny_config(tmp_path / "run"))
+    with open_run(config), pytest.raises(ConfigError, match="in use by another process"), open_run(config):
+        pass
+
+
+def test_a_folder_that_cannot_be_made_is_a_user_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot be written"):
+        open_once(tmp_path / "file")

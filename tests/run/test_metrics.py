@@ -1,0 +1,120 @@
+"""Metrics on hand-computed steps; the table is complete and its documentation current."""
+
+import math
+
+import pytest
+import torch
+
+from topd.run.metrics import METRICS, NAMES, step_metrics
+from topd.trainer.batch import flatten
+from topd.types import Credit, Prompt, Rollout, RolloutGroup, ScoredGroup, UpdateReport
+
+SECONDS = {"rollout": 2.0, "teacher": 1.0, "update": 0.5, "step": 4.0}
+
+
+def group(name: str, *, rewards: list[float], sampled: list[list[float]], taught: list[list[float]], cut: int = 0) -> ScoredGroup:
+    streams = tuple(torch.tensor(values) for values in sampled)
+    rollouts = tuple(
+        Rollout(token_ids=(3,) * len(s), logprobs=s, finish_reason="length" if i < cut else "stop", text="")
+        for i, s in enumerate(streams)
+    )
+    return ScoredGroup(
+        group=RolloutGroup(prompt=Prompt(id=name, text="", token_ids=(1,)), rollouts=rollouts, policy_version=0),
+        rewards=torch.tensor(rewards),
+        behaviour_logprobs=streams,
+        old_logprobs=tuple(s + 0.01 for s in streams),
+        teacher_logprobs=tuple(torch.tensor(values) for values in taught),
+        num_grader_errors=1,
+    )
+
+
+@pytest.fixture
+def row() -> dict:
+    groups = [
+        group("a", rewards=[1.0, 0.0], sampled=[[-1.0, -2.0], [-3.0]], taught=[[-1.0, -1.0], [-8.0]], cut=1),
+        group("b", rewards=[0.5, 0.5], sampled=[[-1.0], [-1.0]], taught=[[-1.0], [-1.0]]),
+    ]
+    flat = flatten(groups)
+    credit = Credit(advantages=torch.tensor([1.0, -1.0, 0.5, 0.0, 0.0]), token_rewards=torch.tensor([0.0, 1.0, -1.0, 0.0, 0.0]))
+    reports = [
+        UpdateReport(loss=1.0, grad_norm=2.0, learning_rate=0.1, num_tokens=3, num_clipped=1, log_ratio=torch.zeros(3)),
+        UpdateReport(
+            loss=3.0, grad_norm=4.0, learning_rate=0.2, num_tokens=2, num_clipped=1, log_ratio=torch.full((2,), math.log(2))
+        ),
+    ]
+    return step_metrics(
+        step=5,
+        policy_version=10,
+        groups=groups,
+        flat=flat,
+        credit=credit,
+        reports=reports,
+        seconds=SECONDS,
+        tokens_before=100,
+        sampled=True,
+    )
+
+
+def test_every_metric_has_its_hand_computed_value(row: dict) -> None:
+    expected = {
+        "step": 5,
+        "policy_version": 10,
+        "reward/mean": 0.5,  # (1 + 0 + .5 + .5) / 4
+        "reward/std_in_group": math.sqrt(0.5) / 2,  # (sqrt(.5) + 0) / 2
+        "reward/grader_errors": 2,
+        "token_reward/mean": 0.0,
+        "token_reward/floor_share": 0.2,  # the one token with log-ratio -5 of five
+        "teacher/gap": 0.8,  # -(0 + 1 - 5 + 0 + 0) / 5
+        "teacher/log_ratio_p50": 0.0,
+        "teacher/log_ratio_p01": -5.0,
+        "teacher/log_ratio_p99": 1.0,
+        "token_reward/std_in_group": 0.5,  # (1 + 0) / 2
+        "advantage/degenerate_groups": 0.5,
+        "ratio/p01": 1.0,
+        "ratio/p50": 1.0,
+        "ratio/p99": 2.0,
+        "ratio/clip_share": 0.4,  # 2 of 5
+        "policy/entropy": 1.6,  # (1 + 2 + 3 + 1 + 1) / 5
+        "policy/mismatch_kl": math.expm1(0.01) - 0.01,
+        "completion/mean_length": 1.25,
+        "completion/max_length": 2,
+        "completion/truncation_rate": 0.25,
+        "train/loss": 2.0,
+        "train/grad_norm": 3.0,
+        "train/grad_norm_max": 4.0,
+        "train/learning_rate": 0.2,
+        "train/updates": 2,
+        "tokens/rollout": 5,
+        "tokens/total": 105,
+        "tokens_per_second/rollout": 2.5,
+        "tokens_per_second/update": 10.0,
+    }
+    assert {name: row[name] for name in expected} == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_full_step_fills_the_whole_table(row: dict) -> None:
+    assert row.keys() == NAMES
+
+
+def test_an_infinite_gap_becomes_null_not_invalid_json() -> None:
+    groups = [group("a", rewards=[1.0, 0.0], sampled=[[-1.0], [-1.0]], taught=[[-math.inf], [-1.0]])]
+    credit = Credit(advantages=torch.zeros(2), token_rewards=torch.zeros(2))
+    report = UpdateReport(loss=0.0, grad_norm=0.0, learning_rate=0.1, num_tokens=2, num_clipped=0, log_ratio=torch.zeros(2))
+    found = step_metrics(
+        step=1,
+        policy_version=1,
+        groups=groups,
+        flat=flatten(groups),
+        credit=credit,
+        reports=[report],
+        seconds=SECONDS,
+        tokens_before=0,
+        sampled=True,
+    )
+    assert found["teacher/gap"] is None
+    assert found["token_reward/floor_share"] == 0.5
+
+
+def test_names_are_declared_once_with_unit_and_meaning() -> None:
+    assert len(NAMES) == len(METRICS)
+    assert all(metric.unit and metric.meaning.endswith(".") for metric in METRICS)

@@ -1,0 +1,143 @@
+"""A killed run, resumed, leaves the same bytes as one that was never stopped (times, memory and host aside)."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from tests.e2e.tiny import tiny_config
+from topd.run.metrics import VOLATILE
+
+STEPS = {"run__steps": 6, "run__checkpoint_every": 2, "eval__every_steps": 2, "run__keep_checkpoints": 1}
+
+
+def results(directory: Path) -> dict[str, object]:
+    """Everything a run leaves that must not depend on interruptions."""
+    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    return {
+        "metrics": [{key: value for key, value in row.items() if key not in VOLATILE} for row in rows],
+        "evals": (directory / "evals.jsonl").read_bytes(),
+        "weights": (directory / "model" / "model.safetensors").read_bytes(),
+        "rollouts": {path.name: path.read_bytes() for path in sorted((directory / "rollouts").iterdir())},
+    }
+
+
+def start(config: Path, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "topd", "train", str(config), *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"},
+    )
+
+
+def write_config(folder: Path, **changes: object) -> Path:
+    path = folder / "config.toml"
+    path.write_text(tomli_w.dumps(tiny_config(folder / "run", **{**STEPS, **changes})))
+    return path
+
+
+def wait_for(ready, process: subprocess.Popen[str]) -> None:
+    """Poll until `ready()`; the process must not end before."""
+    deadline = time.monotonic() + 120
+    while not ready():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    folder = tmp_path_factory.mktemp("whole")
+    process = start(write_config(folder))
+    output, _ = process.communicate()
+    assert process.returncode == 0, output
+    return results(folder / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "moment", ["rollouts/step_000001.parquet", "rollouts/step_000004.parquet", "checkpoints/step_000004", "model"]
+)
+def test_kill_at_any_moment_then_resume_leaves_the_same_bytes(
+    moment: str, tmp_path: Path, uninterrupted: dict[str, object]
+) -> None:
+    """SIGKILL as soon as a file appears: before the first update on a batch, between updates, after a checkpoint, at the end."""
+    config = write_config(tmp_path)
+    process = start(config)
+    wait_for((tmp_path / "run" / moment).exists, process)
+    process.kill()
+    process.communicate()
+    process = start(config, "--run.resume", "true")
+    output, _ = process.communicate()
+    assert process.returncode == 0, output
+    assert results(tmp_path / "run") == uninterrupted
+
+
+@pytest.mark.slow
+def test_ctrl_c_between_two_updates_saves_says_how_to_go_on_and_resumes_exactly(
+    tmp_path: Path, uninterrupted: dict[str, object]
+) -> None:
+    config = write_config(tmp_path)
+    process = start(config)
+    wait_for((tmp_path / "run/rollouts/step_000003.parquet").exists, process)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate()
+    assert process.returncode == 130, output
+    assert "--run.resume true" in output
+    assert "Traceback" not in output
+    process = start(config, "--run.resume", "true")
+    output, _ = process.communicate()
+    assert process.returncode == 0, output
+    assert "resumed from" in output
+    assert results(tmp_path / "run") == uninterrupted
+
+
+def test_resume_in_the_middle_of_a_step_continues_with_the_next_update(tmp_path: Path) -> None:
+    """Stop after exactly one of four updates of step 2, through the API, and compare with a run that was not stopped."""
+    from topd import config_file
+    from topd.loop import Run, run
+    from topd.run.interrupt import Interrupted
+    from topd.trainer.step import Trainer
+
+    def config(name: str, **changes: object):
+        tree = tiny_config(tmp_path / name, run__steps=3, trainer__minibatch_prompts=1, run__checkpoint_every=10, **changes)
+        return config_file.load(tree)
+
+    run(config("whole"))
+    update, made = Trainer.update, 0
+
+    def stopping_update(self, batch):
+        nonlocal made
+        if made == 5:
+            raise Interrupted("SIGINT")
+        made += 1
+        return update(self, batch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "update", stopping_update)
+        with pytest.raises(Interrupted):
+            run(config("stopped"))
+    [saved] = (tmp_path / "stopped" / "checkpoints").iterdir()
+    assert saved.name == "step_000002_update_000001"
+    assert Run is not None
+    run(config("stopped", run__resume=True))
+    assert results(tmp_path / "stopped") == results(tmp_path / "whole")
+
+
+def test_a_finished_run_resumed_with_more_steps_equals_a_longer_run(tmp_path: Path) -> None:
+    import topd
+
+    topd.train(tiny_config(tmp_path / "long", run__steps=3))
+    topd.train(tiny_config(tmp_path / "short", run__steps=2))
+    topd.train(tiny_config(tmp_path / "short", run__steps=3, run__resume=True))
+    short, long = results(tmp_path / "short"), results(tmp_path / "long")
+    assert short["metrics"] == long["metrics"]
+    assert short["weights"] == long["weights"]

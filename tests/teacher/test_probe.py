@@ -1,0 +1,134 @@
+"""The pair is proven before anything is spent; every misfit has its message."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.e2e.tiny import tiny_config
+from topd import config_file
+from topd.assemble import assemble, probe, require
+from topd.errors import ConfigError
+from topd.models.load import BUILTIN
+from topd.teacher.probe import check_run, check_self_teacher
+
+
+def checks(tmp_path: Path, **changes: object) -> dict:
+    return {check.name: check for check in probe(assemble(config_file.load(tiny_config(tmp_path / "run", **changes))))}
+
+
+@pytest.fixture
+def teacher_folder(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(BUILTIN / "tiny-teacher", tmp_path / "teacher"))
+
+
+def edit_json(path: Path, change) -> None:
+    tree = json.loads(path.read_text())
+    change(tree)
+    path.write_text(json.dumps(tree))
+
+
+def test_the_shipped_pair_passes_every_check(tmp_path: Path) -> None:
+    found = checks(tmp_path)
+    assert list(found) == ["vocabulary", "end token", "context", "temperature", "teacher log-probs", "student as own teacher"]
+    assert all(check.ok for check in found.values())
+
+
+def test_other_vocabularies_are_refused(tmp_path: Path, teacher_folder: Path) -> None:
+    def swap(tree: dict) -> None:
+        vocabulary = tree["model"]["vocab"]
+        vocabulary["1"], vocabulary["2"] = vocabulary["2"], vocabulary["1"]
+
+    edit_json(teacher_folder / "tokenizer.json", swap)
+    found = checks(tmp_path, teacher__name=str(teacher_folder))
+    assert list(found) == ["vocabulary"]
+    assert not found["vocabulary"].ok
+    assert "'1', '2'" in found["vocabulary"].detail
+    with pytest.raises(ConfigError, match="do not fit"):
+        require(list(found.values()))
+
+
+def test_padded_embedding_rows_are_allowed(tmp_path: Path, teacher_folder: Path) -> None:
+    weights = load_file(teacher_folder / "model.safetensors")
+    embedding = weights["model.embed_tokens.weight"]
+    weights["model.embed_tokens.weight"] = torch.cat([embedding, torch.ones(3, embedding.shape[1], dtype=embedding.dtype)])
+    save_file(weights, teacher_folder / "model.safetensors", metadata={"format": "pt"})
+    edit_json(teacher_folder / "config.json", lambda tree: tree.update(vocab_size=len(embedding) + 3))
+    found = checks(tmp_path, teacher__name=str(teacher_folder))
+    assert all(check.ok for check in found.values())
+    assert "padding" in found["vocabulary"].detail
+
+
+def test_another_end_token_is_refused_unless_it_is_mapped(tmp_path: Path, teacher_folder: Path) -> None:
+    edit_json(teacher_folder / "tokenizer_config.json", lambda tree: tree.update(eos_token=";"))
+    found = checks(tmp_path, teacher__name=str(teacher_folder))
+    assert not found["end token"].ok
+    assert "teacher.map_eos = true" in found["end token"].detail
+    mapped = checks(tmp_path, teacher__name=str(teacher_folder), teacher__map_eos=True)
+    assert mapped["end token"].ok
+
+
+def test_a_teacher_with_a_short_context_is_refused(tmp_path: Path, teacher_folder: Path) -> None:
+    edit_json(teacher_folder / "config.json", lambda tree: tree.update(max_position_embeddings=20))
+    found = checks(tmp_path, teacher__name=str(teacher_folder))
+    assert not found["context"].ok
+    assert "rollout.max_completion_tokens" in found["context"].detail
+
+
+def test_a_teacher_that_ignores_the_temperature_is_refused_at_any_other_than_one(tmp_path: Path) -> None:
+    for temperature, expected in ((1.0, True), (0.7, False)):
+        parts = assemble(config_file.load(tiny_config(tmp_path / "run", rollout__temperature=temperature)))
+        parts.teacher.honours_temperature = False
+        found = check_run(
+            parts.config,
+            student=parts.policy,
+            engine=parts.engine,
+            teacher=parts.teacher,
+            teacher_context=256,
+            prompts=parts.prompts.prompts,
+        )
+        assert {check.name: check.ok for check in found}["temperature"] is expected
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_student_is_its_own_teacher_with_reward_zero(tmp_path: Path, temperature: float) -> None:
+    found = checks(tmp_path, teacher__name="builtin:tiny-student", rollout__temperature=temperature)
+    assert found["student as own teacher"].ok
+
+
+def test_sampling_from_other_weights_than_the_trainers_is_noticed(tmp_path: Path) -> None:
+    parts = assemble(config_file.load(tiny_config(tmp_path / "run")))
+    from topd.rollout.engine import SamplingParams
+
+    groups = parts.engine.generate(list(parts.prompts.prompts[:2]), SamplingParams(n=2, max_tokens=8))
+    assert check_self_teacher(parts.config, parts.policy, groups).ok
+    with torch.no_grad():
+        parts.policy.module.model.layers[0].mlp.down_proj.weight.mul_(3)
+    assert not check_self_teacher(parts.config, parts.policy, groups).ok
+
+
+def test_wrong_scores_are_noticed(tmp_path: Path) -> None:
+    parts = assemble(config_file.load(tiny_config(tmp_path / "run")))
+
+    class Broken:
+        honours_temperature = True
+
+        def __init__(self, change) -> None:
+            self.change = change
+
+        def score(self, groups, *, on_tokens=lambda n: None):
+            return [tuple(self.change(part) for part in group) for group in parts.teacher.score(groups)]
+
+    for change in (lambda part: part[1:], lambda part: part * float("nan"), lambda part: -part):
+        found = check_run(
+            parts.config,
+            student=parts.policy,
+            engine=parts.engine,
+            teacher=Broken(change),
+            teacher_context=256,
+            prompts=parts.prompts.prompts,
+        )
+        assert not {check.name: check for check in found}["teacher log-probs"].ok

@@ -1,0 +1,44 @@
+"""Two log-probs with two jobs: where sampling is less precise than training, both are recomputed by the trainer's function."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.e2e.tiny import tiny_config
+from topd import config_file
+from topd.assemble import assemble
+from topd.rollout.engine import SamplingParams
+from topd.teacher.scoring import recomputation, score
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_recomputed_log_probs_replace_the_sampled_ones_and_keep_them(tmp_path: Path, dtype: str) -> None:
+    parts = assemble(config_file.load(tiny_config(tmp_path / "run", student__dtype=dtype)))
+    groups = parts.engine.generate(list(parts.prompts.prompts[:2]), SamplingParams(n=2, max_tokens=12))
+    recompute = recomputation(parts.policy, temperature=1.0, max_tokens=1000)
+    scored = score(groups, grader=parts.grader, teacher=parts.teacher, recompute=recompute)
+    exact = torch.cat(
+        [part for item in score(groups, grader=parts.grader, teacher=None, recompute=None) for part in item.old_logprobs]
+    )
+    found = torch.cat([part for item in scored for part in item.old_logprobs])
+    difference = float((exact - found).abs().max())
+    assert difference < 1e-5 if dtype == "float32" else 1e-5 < difference < 0.3
+    assert all(item.group is group for item, group in zip(scored, groups, strict=True))
+
+
+def test_grades_and_errors_of_the_grader_are_per_group(tmp_path: Path) -> None:
+    parts = assemble(config_file.load(tiny_config(tmp_path / "run")))
+    groups = parts.engine.generate(list(parts.prompts.prompts[:2]), SamplingParams(n=2, max_tokens=12))
+    first = groups[0].prompt.problem
+
+    def score_one(answer: str, problem: object) -> float:
+        if problem is first:
+            raise RuntimeError("a bug of the scorer")
+        return 1.0
+
+    from topd.tasks.grading import Grader
+
+    scored = score(groups, grader=Grader(score_one, None), teacher=None, recompute=None)
+    assert [item.num_grader_errors for item in scored] == [2, 0]
+    assert [item.rewards.tolist() for item in scored] == [[0.0, 0.0], [1.0, 1.0]]

@@ -1,0 +1,170 @@
+"""What a person at a terminal sees: help, one-paragraph errors, exit codes, no tracebacks."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from tests.e2e.tiny import tiny_config
+from topd import config_file
+from topd.cli import main
+from topd.models.load import BUILTIN
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    path = tmp_path / "config.toml"
+    path.write_text(tomli_w.dumps(tiny_config(tmp_path / "run")))
+    return str(path)
+
+
+@pytest.mark.parametrize("verb", ["train", "eval", "probe", "config"])
+def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([verb, "--help"])
+    assert caught.value.code == 0
+    out = capsys.readouterr().out
+    assert "--section.key value" in out
+    assert "exit codes" in out
+
+
+def test_without_a_verb_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    assert "train" in capsys.readouterr().out
+
+
+def test_config_prints_what_train_would_use(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", config, "--algorithm.alpha", "0.1"]) == 0
+    assert "alpha = 0.1" in capsys.readouterr().out
+    assert main(["config", "--keys"]) == 0
+    listed = capsys.readouterr().out
+    assert "rollout.group_size" in listed
+    assert "algorithm.alpha" in listed
+
+
+def test_probe_prints_every_verdict(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["probe", config]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 6
+    assert all(line.startswith("ok  ") for line in lines)
+
+
+def test_probe_fails_with_two(tmp_path: Path, config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = shutil.copytree(BUILTIN / "tiny-teacher", tmp_path / "teacher")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "eos_token": ";"}))
+    assert main(["probe", config, "--teacher.name", str(folder)]) == 2
+    assert "FAIL  end token" in capsys.readouterr().out
+
+
+def test_eval_prints_rows(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "builtin:tiny-teacher", "--config", config]) == 0
+    assert json.loads(capsys.readouterr().out.split("\n\n")[-1])["benchmark"] == "held_out"
+
+
+def truncated(folder: Path) -> str:
+    shutil.copytree(BUILTIN / "tiny-student", folder)
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    return str(folder)
+
+
+BAD_INPUT = {
+    "missing model folder": (["--student.name", "/no/such/folder"], "student.name"),
+    "unknown builtin": (["--student.name", "builtin:tiny"], "builtin:tiny-student"),
+    "missing gguf": (["--teacher.name", "nowhere.gguf"], "teacher.name"),
+    "prompt longer than the context": (["--rollout.max_completion_tokens", "250"], "rollout.max_completion_tokens"),
+    "group of one": (["--rollout.group_size", "1"], "rollout.group_size"),
+    "minibatch that does not divide": (["--trainer.minibatch_prompts", "3"], "trainer.minibatch_prompts"),
+    "alpha out of range": (["--algorithm.alpha", "1.01"], "algorithm.alpha"),
+    "unwritable run folder": (["--run.directory", "/proc/topd"], "run.directory"),
+    "unknown device": (["--run.device", "abacus"], "run.device"),
+    "unknown key": (["--run.stepz", "3"], "Did you mean"),
+    "override without value": (["--run.steps"], "--section.key value"),
+}
+
+
+@pytest.mark.parametrize(("words", "named"), BAD_INPUT.values(), ids=BAD_INPUT)
+def test_bad_input_is_one_paragraph_and_exit_code_two(
+    words: list[str], named: str, config: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", config, *words]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("topd: ")
+    assert named in message
+    assert "Traceback" not in message
+    assert len(message.strip().splitlines()) == 1
+
+
+def test_corrupted_weights_are_one_paragraph(tmp_path: Path, config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", config, "--student.name", truncated(tmp_path / "student")]) == 2
+    message = capsys.readouterr().err
+    assert "cannot be loaded" in message
+    assert len(message.strip().splitlines()) == 1
+
+
+def test_nan_weights_stop_at_the_probe(tmp_path: Path, config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    folder = shutil.copytree(BUILTIN / "tiny-teacher", tmp_path / "teacher")
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"] = torch.full_like(weights["model.norm.weight"], float("nan"))
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    assert main(["train", config, "--teacher.name", str(folder)]) == 2
+    assert "teacher" in capsys.readouterr().err
+
+
+def test_an_empty_task_is_named(tmp_path: Path, config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    assert main(["train", config, "--task.path", str(tmp_path / "empty.jsonl")]) == 2
+    assert "no training problems" in capsys.readouterr().err
+
+
+def test_a_run_folder_is_not_overwritten_and_resume_refuses_another_configuration(
+    config: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", config]) == 0
+    assert main(["train", config]) == 2
+    assert "is not empty" in capsys.readouterr().err
+    assert main(["train", config, "--run.resume", "true", "--algorithm.alpha", "0.3"]) == 2
+    assert "algorithm.alpha was 0.2, is 0.3" in capsys.readouterr().err
+
+
+def test_a_loss_that_is_not_finite_is_exit_code_three(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A learning rate no network survives: the weights overflow, and the next loss says so."""
+    assert main(["train", config, "--trainer.learning_rate", "1e30", "--eval.max_problems", "1"]) == 3
+    message = capsys.readouterr().err
+    assert "is not finite" in message
+    assert "Traceback" not in message
+
+
+def test_debug_shows_the_traceback(config: str) -> None:
+    with pytest.raises(ValueError, match=r"run\.stepz"):
+        main(["train", config, "--debug", "--run.stepz", "3"])
+
+
+def test_the_installed_command_and_the_module_are_the_same() -> None:
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = Path(sys.executable).with_name("topd")
+    outputs = [
+        subprocess.run([*words, "--version"], capture_output=True, text=True, env=env).stdout
+        for words in ([str(command)], [sys.executable, "-m", "topd"])
+    ]
+    assert outputs[0] == outputs[1] != ""
+
+
+def test_starting_is_quick_because_torch_is_not_imported_for_help() -> None:
+    code = "import sys; from topd.cli import _parser; _parser(); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "False", done.stderr
+
+
+def test_shipped_names_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert config_file.load("quickstart").student.name == "builtin:tiny-student"

@@ -1,0 +1,92 @@
+"""Every wrong configuration is one paragraph that names the key, the rule, the value found and the remedy."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.tiny import tiny_config
+from topd import config_file
+from topd.algorithms import available, load
+from topd.errors import ConfigError
+
+
+def error_of(tmp_path: Path, *words: str, **changes: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        config_file.load(tiny_config(tmp_path, **changes), words)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rollout__group_sise": 4}, ["unknown key 'rollout.group_sise'", "Did you mean 'rollout.group_size'?"]),
+        ({"trainer__group_size": 4}, ["unknown key 'trainer.group_size'", "Did you mean 'rollout.group_size'?"]),
+        ({"algorithm__alhpa": 0.1}, ["unknown key 'algorithm.alhpa'", "Did you mean 'algorithm.alpha'?"]),
+        ({"algorithm": {"type": "opd", "alpha": 0.1}}, ["unknown key 'algorithm.alpha'"]),
+        ({"rollout__group_size": "8"}, ["rollout.group_size", "valid integer", "'8'", "Default: 8"]),
+        ({"algorithm__alpha": 0.0}, ["algorithm.alpha", "greater than 0", "found 0.0", "Default: 0.2"]),
+        ({"algorithm__alpha": 1.5}, ["algorithm.alpha", "less than or equal to 1", "found 1.5", "Default: 0.2"]),
+        ({"algorithm__type": "topdd"}, ["algorithm.type", "'topdd'", "Did you mean 'topd'?"]),
+        ({"algorithm": {}}, ["algorithm.type", "is required"]),
+        ({"rollout__group_size": 1}, ["rollout.group_size must be >= 2", "found 1", "opd"]),
+        ({"algorithm": {"type": "grpo"}, "rollout__group_size": 1}, ["rollout.group_size must be >= 2", "grpo"]),
+        ({"algorithm": {"type": "sft"}}, ["rollout.group_size must be 1", "found 2"]),
+        ({"trainer__minibatch_prompts": 3}, ["trainer.minibatch_prompts must divide", "3 and 4", "1, 2, 4"]),
+        ({"teacher": None}, ["[teacher] is missing", "topd"]),
+        ({"task__type": "jsnl"}, ["task", "'jsnl'", "jsonl"]),
+        ({"task__generator": "chain_sum"}, ["unknown key 'task.generator'"]),
+        ({"task__template": "plain", "task__system_prompt": "x"}, ["task.system_prompt would be ignored"]),
+        ({"task__answer_pattern": "([0-9"}, ["task.answer_pattern", "regular expression"]),
+        ({"task__answer_pattern": "[0-9]+"}, ["task.answer_pattern", "one group"]),
+        ({"run": {"steps": 1}}, ["run.directory is required"]),
+        ({"trainer__betas": [0.9]}, ["trainer.betas"]),
+        ({"trainer__learning_rate": float("nan")}, ["trainer.learning_rate"]),
+        ({"trainer__learning_rate": float("inf")}, ["trainer.learning_rate"]),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else None,
+)
+def test_errors_name_key_rule_value_and_remedy(tmp_path: Path, changes: dict[str, object], said: list[str]) -> None:
+    message = error_of(tmp_path, **changes)
+    assert all(words in message for words in said), message
+
+
+def test_all_problems_are_reported_together(tmp_path: Path) -> None:
+    message = error_of(tmp_path, rollout__group_sise=4, algorithm__alpha=2.0)
+    assert "group_sise" in message
+    assert "algorithm.alpha" in message
+
+
+def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
+    words = ["--algorithm.alpha", "0.1", "--run.resume=true", "--student.name", "some/folder", "--trainer.betas", "[0.8, 0.9]"]
+    config = config_file.load(tiny_config(tmp_path), words)
+    assert config.algorithm.alpha == 0.1
+    assert config.run.resume is True
+    assert config.student.name == "some/folder"
+    assert config.trainer.betas == [0.8, 0.9]
+
+
+@pytest.mark.parametrize(("words", "said"), [(["alpha"], "--section.key value"), (["--algorithm.alpha"], "has no value")])
+def test_malformed_overrides_are_errors(tmp_path: Path, words: list[str], said: str) -> None:
+    assert said in error_of(tmp_path, *words)
+
+
+def test_a_resolved_configuration_reads_back_as_itself(tmp_path: Path) -> None:
+    config = config_file.load(tiny_config(tmp_path, algorithm__alpha=0.3, student__lora={"rank": 2}))
+    path = tmp_path / "resolved.toml"
+    path.write_text(config_file.dump(config))
+    assert config_file.load(path) == config
+
+
+def test_broken_toml_and_missing_files_are_named(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[run\n")
+    with pytest.raises(ConfigError, match=r"broken.toml is not valid TOML.*line 1"):
+        config_file.load(broken)
+    with pytest.raises(ConfigError, match="Did you mean 'quickstart'"):
+        config_file.load("quikstart")
+
+
+@pytest.mark.parametrize("name", available())
+def test_every_key_has_a_meaning(name: str) -> None:
+    for key, info in [*config_file.settings(), *config_file.settings(load(name).Config, "algorithm.")]:
+        assert info.description or key.endswith((".type", "engine")), key

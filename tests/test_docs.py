@@ -1,0 +1,111 @@
+"""The documentation tells the truth: its code runs, its commands run, its paths and settings exist, its pages are current."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from topd import config_file
+from topd.cli import main
+from topd.run.metrics import NAMES
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "AGENTS.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SHRINK = [
+    *("--rollout.prompts_per_step", "4"),
+    *("--trainer.minibatch_prompts", "2"),
+    *("--rollout.max_completion_tokens", "8"),
+    *("--eval.samples_per_problem", "2"),
+    *("--eval.max_problems", "2"),
+    *("--run.steps", "1"),
+    *("--run.device", "cpu"),
+]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name)
+def test_python_blocks_run_in_order(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {}
+    for block in blocks(page, "python"):
+        exec(compile(block, name(page), "exec"), namespace)
+    assert namespace
+
+
+def test_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order of the page, shrunken; `make` targets must exist, installation is what the test environment already is."""
+    monkeypatch.chdir(tmp_path)
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    ran = 0
+    for line in "\n".join(blocks(ROOT / "README.md", "bash")).splitlines():
+        words = shlex.split(line, comments=True)
+        if not words:
+            continue
+        if words[0] == "make":
+            assert words[1] in targets
+        elif words[0] == "topd":
+            shrink = SHRINK if words[1] != "config" else []
+            assert main([*words[1:], *shrink]) == 0, line
+            ran += 1
+        else:
+            assert words[:2] == ["pip", "install"], line
+    assert ran >= 6
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_paths_settings_and_metrics_that_are_mentioned_exist(page: Path) -> None:
+    settings = {key for key, _ in config_file.all_settings()}
+    sections = {key.split(".")[0] for key in settings}
+    for word in re.findall(r"`([^`\s]+)`", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)):
+        if re.fullmatch(r"(src|tests|docs|configs|runs)/[\w/.-]+", word):
+            path = ROOT / word
+            assert path.exists() or word.startswith("runs/") and "." not in word, f"{name(page)} mentions {word}"
+        elif re.fullmatch(r"(tests/[\w/]+\.py)::(\w+)", word):
+            file, function = word.split("::")
+            assert f"def {function}(" in (ROOT / file).read_text(), f"{name(page)} mentions {word}"
+        elif re.fullmatch(r"[a-z]+\.[a-z_]+(\.[a-z_]+)*", word) and word.split(".")[0] in sections:
+            is_section = any(key.startswith(word + ".") for key in settings)
+            is_file = word.endswith((".py", ".toml"))
+            assert word in settings or is_section or is_file, f"{name(page)} mentions the setting {word}"
+        elif word.count("/") == 1 and word.split("/")[0] in {metric.split("/")[0] for metric in NAMES} - {"teacher"}:
+            assert word in NAMES or word.endswith((".py", "/")), f"{name(page)} mentions the metric {word}"
+
+
+def test_links_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
+            assert target.startswith("http") or (page.parent / target).exists(), f"{name(page)} links to {target}"
+
+
+def test_generated_pages_are_current() -> None:
+    done = subprocess.run([sys.executable, str(ROOT / "runs/make_docs.py"), "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_every_algorithm_has_a_page_with_the_same_headings() -> None:
+    from topd.algorithms import available
+
+    headings = {
+        algorithm: re.findall(r"^## (.*)$", (ROOT / f"docs/algorithms/{algorithm}.md").read_text(), re.MULTILINE)
+        for algorithm in available()
+    }
+    assert len({tuple(found) for found in headings.values()}) == 1
+
+
+def test_tests_mirror_the_sources() -> None:
+    """Every module of the pure core has its test file; the stages too."""
+    for folder in ("ops", "algorithms", "trainer", "tasks", "models"):
+        for module in (ROOT / "src/topd" / folder).glob("*.py"):
+            mirrored = ROOT / "tests" / folder / f"test_{module.stem}.py"
+            elsewhere = {"__init__", "base", "task", "load", "loss", "optimizer", "language_model", "check", "device"}
+            assert mirrored.is_file() or module.stem in elsewhere, f"{module} has no {mirrored}"

@@ -1,0 +1,64 @@
+"""Mini-batches of whole groups, every group once per epoch, weights that sum to 1."""
+
+import pytest
+import torch
+
+from topd.ops.weighting import group_token_mean
+from topd.trainer.batch import flatten, make_batches
+from topd.types import Credit, Prompt, Rollout, RolloutGroup, ScoredGroup
+
+
+def scored(number: int) -> ScoredGroup:
+    """Group `number`: two completions of number + 1 and one tokens, all of whose tokens are `number`."""
+    parts = (torch.full((number + 1,), -float(number)), torch.full((1,), -0.5))
+    rollouts = tuple(Rollout(token_ids=(number,) * len(p), logprobs=p, finish_reason="stop", text="") for p in parts)
+    return ScoredGroup(
+        group=RolloutGroup(prompt=Prompt(id=f"train/{number}", text="", token_ids=(9,)), rollouts=rollouts, policy_version=0),
+        rewards=torch.tensor([1.0, 0.0]),
+        behaviour_logprobs=parts,
+        old_logprobs=parts,
+        teacher_logprobs=None,
+    )
+
+
+GROUPS = [scored(number) for number in range(4)]
+NUM_TOKENS = sum(number + 2 for number in range(4))
+CREDIT = Credit(advantages=torch.arange(float(NUM_TOKENS)), token_rewards=torch.zeros(NUM_TOKENS))
+
+
+def batches(**changes: object):
+    options = {"weighting": group_token_mean, "minibatch_prompts": 2, "epochs": 1, "seed": (0, "minibatches", 1), **changes}
+    return make_batches(GROUPS, CREDIT, **options)
+
+
+def test_flat_streams_keep_the_order() -> None:
+    flat = flatten(GROUPS)
+    assert flat.lengths.tolist() == [1, 1, 2, 1, 3, 1, 4, 1]
+    assert flat.group_sizes.tolist() == [2, 2, 2, 2]
+    assert flat.behaviour_logprobs[:5].tolist() == [0.0, -0.5, -1.0, -1.0, -0.5]
+    assert flat.teacher_logprobs is None
+
+
+def test_every_group_once_per_epoch_in_a_new_order() -> None:
+    ids = [[group.prompt_id for group in batch.groups] for batch in batches(epochs=2)]
+    assert len(ids) == 4
+    assert all(len(batch) == 2 for batch in ids)
+    first, second = ids[0] + ids[1], ids[2] + ids[3]
+    assert sorted(first) == sorted(second) == [f"train/{number}" for number in range(4)]
+    assert batches()[0].groups[0].prompt_id == first[0]
+
+
+def test_streams_stay_with_their_tokens() -> None:
+    starts = {"train/0": 0.0, "train/1": 2.0, "train/2": 5.0, "train/3": 9.0}
+    for group in (group for batch in batches() for group in batch.groups):
+        number = int(group.prompt_id[-1])
+        assert group.advantages.tolist() == [starts[group.prompt_id] + i for i in range(number + 2)]
+        assert group.old_logprobs.tolist() == [-float(number)] * (number + 1) + [-0.5]
+        assert group.completions == ((number,) * (number + 1), (number,))
+
+
+@pytest.mark.parametrize("minibatch_prompts", [1, 2, 4])
+def test_weights_sum_to_one_and_groups_weigh_the_same(minibatch_prompts: int) -> None:
+    for batch in batches(minibatch_prompts=minibatch_prompts):
+        assert float(batch.weights.sum()) == pytest.approx(1, abs=1e-6)
+        assert all(float(group.weights.sum()) == pytest.approx(1 / minibatch_prompts, abs=1e-6) for group in batch.groups)
