@@ -134,7 +134,8 @@ def _scored(number: int, group: Tokens, generator: torch.Generator) -> ScoredGro
 
     old = logprobs()
     rollouts = tuple(
-        Rollout(token_ids=c, logprobs=part, finish_reason="length", text="") for c, part in zip(group.completions, old, strict=True)
+        Rollout(token_ids=c, logprobs=part, finish_reason="length", text="")
+        for c, part in zip(group.completions, old, strict=True)
     )
     return ScoredGroup(
         group=RolloutGroup(

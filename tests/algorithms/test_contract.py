@@ -61,7 +61,7 @@ def moved(batch, seed=1, scale=0.5):
 def test_module_satisfies_the_protocol(name, algorithm):
     assert isinstance(algorithm, Algorithm)
     assert isinstance(algorithm.NEEDS, frozenset)
-    assert algorithm.NEEDS <= {"teacher_logprobs", "demonstrations"}
+    assert algorithm.NEEDS.issubset({"teacher_logprobs", "demonstrations"})
     assert list(inspect.signature(algorithm.credit).parameters) == ["batch", "config"]
     assert list(inspect.signature(algorithm.objective).parameters) == ["logprobs", "batch", "config"]
     assert algorithm.__doc__
@@ -240,10 +240,11 @@ def test_micro_batches_change_neither_loss_nor_gradient_of_the_objective(algorit
     for group, part in zip(batch.groups, cut.split([len(group.weights) for group in batch.groups]), strict=True):
         micro = TrainBatch(groups=(group,))
         part_loss, part_clipped = algorithm.objective(part, micro, config)
-        (micro.weights * part_loss).sum().backward(retain_graph=True)
-        total += float((micro.weights * part_loss).sum())
+        share = (micro.weights * part_loss).sum()
+        share.backward()
+        total += share.item()
         num_clipped += int(part_clipped.sum())
-    assert total == pytest.approx(float((batch.weights * loss).sum()), abs=1e-6)
+    assert total == pytest.approx((batch.weights * loss).sum().item(), abs=1e-6)
     assert num_clipped == int(clipped.sum())
     torch.testing.assert_close(cut.grad, whole.grad, atol=1e-8, rtol=1e-6)
 
@@ -265,9 +266,9 @@ def test_micro_batches_change_neither_loss_nor_gradient_of_a_model(algorithm, co
     loss, gradient = loss_and_gradient([batch])
     cut_loss, cut_gradient = loss_and_gradient([TrainBatch(groups=(group,)) for group in batch.groups])
     assert cut_loss == pytest.approx(loss, abs=1e-5)
-    assert max(float(g.abs().max()) for g in gradient.values()) > 1e-3
+    assert max(float(g.abs().max()) for g in gradient.values()) > 0.1
     for key, expected in gradient.items():
-        torch.testing.assert_close(cut_gradient[key], expected, atol=1e-6, rtol=1e-4)
+        torch.testing.assert_close(cut_gradient[key], expected, atol=1e-5, rtol=1e-5)
 
 
 def with_old_logprobs(model, scored):

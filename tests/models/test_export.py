@@ -1,8 +1,8 @@
 import pytest
 import torch
-from tests.fakes import KINDS, VOCAB, make_model, ragged_groups
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.fakes import KINDS, VOCAB, make_model, ragged_groups
 from topd.config import LoraConfig
 from topd.models.export import export
 from topd.models.load import load, with_adapters

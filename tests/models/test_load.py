@@ -2,9 +2,9 @@ import json
 
 import pytest
 import torch
-from tests.fakes import EOS, KINDS, VOCAB, make_model, make_module, ragged_groups
 from safetensors.torch import load_file, save_file
 
+from tests.fakes import EOS, KINDS, VOCAB, make_model, make_module, ragged_groups
 from topd.config import LoraConfig
 from topd.errors import ConfigError
 from topd.models.check import check_shared_prefix

@@ -1,7 +1,7 @@
 import pytest
 import torch
-from tests.fakes import EOS, KINDS, VOCAB, make_model, plain_logprobs, ragged_groups
 
+from tests.fakes import EOS, KINDS, VOCAB, make_model, plain_logprobs, ragged_groups
 from topd.models.logprobs import Tokens, by_length, completion_logprobs, microbatches, score_groups
 from topd.ops import logprobs as ops_logprobs
 from topd.trainer.step import checkpoint_layers
@@ -48,7 +48,7 @@ def test_values_and_all_gradients_equal_plain_forward_passes(kind, batch, tiny_m
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_oracle_is_sensitive(kind, tiny_model):
-    """One token of the prompt changed, the farthest from the end that the model can see: the log-probs move by more than any tolerance."""
+    """One token changed, at the far end of the prompt: the log-probs move by far more than the tolerance."""
     model = tiny_model(kind)
     (group,) = ragged_groups((9, (4,)))
     changed = Tokens((group.prompt_ids[0] % (VOCAB - 3) + 2, *group.prompt_ids[1:]), group.completions)
@@ -176,7 +176,7 @@ def test_microbatches_hold_whole_groups_in_order_and_respect_the_limit():
     groups = ragged_groups((2, (4, 4)), (2, (3, 1)), (2, (6,)), (2, (2, 2, 2)), (2, (20,)))
     batches = list(microbatches(groups, 16))
     assert [group for batch in batches for group in batch] == groups
-    # (2 + 2) rows * 4 = 16 fits; adding one row of 6 would be 5 * 6; 1 row of 6, with 3 more rows 4 * 6; 3 rows of 2; one too long
+    # (2 + 2) rows * 4 = 16 fits, and 5 * 6 would not; 1 row of 6, as 4 * 6 would not fit; 3 rows of 2; one that never fits
     assert [len(batch) for batch in batches] == [2, 1, 1, 1]
     for batch in batches:
         padded = sum(len(g.completions) for g in batch) * max(len(c) for g in batch for c in g.completions)

@@ -77,7 +77,7 @@ def test_expected_reward_is_minus_the_skewed_reverse_kl(skew):
 
 
 def test_small_alpha_is_forward_and_alpha_one_reverse_kl():
-    # d/d theta of E[reward] with the reward held fixed: alpha -> 0 gives -alpha grad KL(teacher || student), 1 gives -grad KL(s || t)
+    # gradient of E[reward], the reward held fixed: -alpha grad KL(teacher || student) for alpha -> 0, -grad KL(s || t) for 1
     values = logits(11).requires_grad_()
     teacher = logprobs(logits(12))
 

@@ -100,3 +100,27 @@ def test_gradient_is_one_hot_minus_softmax():
     token_logprobs(logits, torch.tensor([2]), temperature=1.0).sum().backward()
     expected = torch.tensor([[0.0, 0.0, 1.0]]) - torch.softmax(logits.detach(), dim=-1)
     torch.testing.assert_close(logits.grad, expected)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5, 1.7])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gradient_by_logits_equals_that_of_log_softmax(dtype, temperature):
+    hidden, head, ids = draw(7)
+    logits = (hidden @ head.T).to(dtype).requires_grad_()
+    before = logits.detach().clone()
+    pull = torch.linspace(-1, 1, 7)
+    expected = torch.log_softmax(logits.float() / temperature, dim=-1).gather(-1, ids[:, None]).squeeze(-1)
+    (wanted,) = torch.autograd.grad((pull * expected).sum(), logits)
+    found = token_logprobs(logits, ids, temperature=temperature)
+    for _ in range(2):  # the backward pass leaves what it saved as it was
+        (gradient,) = torch.autograd.grad((pull * found).sum(), logits, retain_graph=True)
+        assert gradient.dtype == dtype
+        torch.testing.assert_close(gradient, wanted, atol=1e-6 if dtype == torch.float32 else 1e-2, rtol=1e-5)
+    assert torch.equal(logits.detach(), before)
+
+
+def test_gradient_is_finite_beside_impossible_tokens_and_extreme_logits():
+    logits = torch.tensor([[0.0, -math.inf, 80.0, -80.0]], requires_grad=True)
+    token_logprobs(logits, torch.tensor([0]), temperature=1.0).sum().backward()
+    # one-hot minus softmax: 1 - 0, 0, -1, 0
+    torch.testing.assert_close(logits.grad, torch.tensor([[1.0, 0.0, -1.0, 0.0]]))

@@ -2,8 +2,8 @@ import dataclasses
 
 import pytest
 import torch
-from tests.fakes import EOS, KINDS, VOCAB, make_model, make_prompt
 
+from tests.fakes import EOS, KINDS, VOCAB, make_model, make_prompt
 from topd.models.load import replica
 from topd.models.logprobs import Tokens, completion_logprobs
 from topd.rollout import embedded
