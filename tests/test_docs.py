@@ -69,7 +69,7 @@ def test_paths_settings_and_metrics_that_are_mentioned_exist(page: Path) -> None
     for word in re.findall(r"`([^`\s]+)`", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)):
         if re.fullmatch(r"(src|tests|docs|configs|runs)/[\w/.-]+", word):
             path = ROOT / word
-            assert path.exists() or word.startswith("runs/") and "." not in word, f"{name(page)} mentions {word}"
+            assert path.exists() or (word.startswith("runs/") and "." not in word), f"{name(page)} mentions {word}"
         elif re.fullmatch(r"(tests/[\w/]+\.py)::(\w+)", word):
             file, function = word.split("::")
             assert f"def {function}(" in (ROOT / file).read_text(), f"{name(page)} mentions {word}"

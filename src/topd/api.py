@@ -39,7 +39,8 @@ def topd_advantages(
     """TOP-D's per-token advantages for one group: bounded reward, Eq. 8, normalisation over the group's tokens.
 
     Both lists hold one 1-D float tensor per completion, equal lengths pairwise, in nats; only tokens the policy sampled belong
-    in them. Returns one tensor per completion, detached, of the same lengths. Finite even where a teacher log-prob is -inf.
+    in them. Any device. Returns one tensor per completion, detached, of the same lengths. For alpha < 1 they are finite even
+    where a teacher log-prob is -inf.
     Raises ValueError for an empty or single-completion group, unequal lengths, tensors that are not 1-D floats, or alpha
     outside (0, 1]. Source: arXiv 2607.04751, its Algorithm 1; see `topd.algorithms.topd`.
     """
@@ -52,9 +53,9 @@ def topd_advantages(
     lengths = [len(part) for part in behaviour_logprobs]
     credit = algorithm.credit(
         CreditInput(
-            lengths=torch.tensor(lengths),
-            group_sizes=torch.tensor([len(lengths)]),
-            rewards=torch.zeros(len(lengths)),
+            lengths=torch.tensor(lengths, device=behaviour_logprobs[0].device),
+            group_sizes=torch.tensor([len(lengths)], device=behaviour_logprobs[0].device),
+            rewards=torch.zeros(len(lengths), device=behaviour_logprobs[0].device),
             behaviour_logprobs=torch.cat(list(behaviour_logprobs)).detach(),
             teacher_logprobs=torch.cat(list(teacher_logprobs)).detach(),
         ),

@@ -21,6 +21,7 @@ from topd.tasks.task import Task
 from topd.teacher.local import LocalTeacher
 from topd.teacher.probe import Check, check_pair, check_run
 from topd.trainer.step import Trainer
+from topd.types import Prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +73,21 @@ def assemble(config: Config) -> Parts:
     )
 
 
+def check_prompts(prompts: Sequence[Prompt], algorithm: Algorithm, name: str) -> None:
+    """Raise ConfigError if the prompts lack what the algorithm learns from."""
+    if "answers" in algorithm.NEEDS and all(prompt.answer is None for prompt in prompts):
+        raise ConfigError(
+            f'algorithm.type = "{name}" learns from grades, but no training problem has an answer to grade against. Add answers '
+            "to the data, or choose an algorithm that learns from a teacher."
+        )
+    bare = next((prompt for prompt in prompts if prompt.demonstration is None), None)
+    if "demonstrations" in algorithm.NEEDS and bare is not None:
+        raise ConfigError(
+            f'algorithm.type = "{name}" learns from demonstrations, but prompt {bare.id} has none. Add the field `demonstration` '
+            "to every line of the data."
+        )
+
+
 def load_policy(config: Config, device: torch.device) -> LanguageModel:
     """The student in float32 master weights, with adapters if asked, and the trainer's precision for its forward pass."""
     policy = load(config.student.name, dtype="float32", device=device, role="student")
@@ -105,17 +121,17 @@ def make_teacher(config: Config, policy: LanguageModel, model: LanguageModel | N
 
 
 def probe(parts: Parts) -> list[Check]:
-    """All checks of teacher/probe.py; those of the run are made only if the two models fit at all. Empty without a teacher."""
-    if parts.teacher is None or parts.teacher_model is None or parts.config.teacher is None:
-        return []
-    checks = list(check_pair(parts.policy, parts.teacher_model, map_eos=parts.config.teacher.map_eos))
-    if all(check.ok for check in checks):
+    """All checks of teacher/probe.py; those of the run are made only if the two models fit at all."""
+    checks: list[Check] = []
+    if parts.teacher is not None and parts.teacher_model is not None and parts.config.teacher is not None:
+        checks += check_pair(parts.policy, parts.teacher_model, map_eos=parts.config.teacher.map_eos)
+    if parts.samples and all(check.ok for check in checks):
         checks += check_run(
             parts.config,
             student=parts.policy,
             engine=parts.engine,
             teacher=parts.teacher,
-            teacher_context=parts.teacher_model.context_length,
+            teacher_context=parts.teacher_model.context_length if parts.teacher_model and parts.teacher else None,
             prompts=parts.prompts.prompts,
         )
     return checks

@@ -66,7 +66,7 @@ def _probe(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
 
     checks = probe(assemble(config_file.load(arguments.config, rest)))
     if not checks:
-        raise ConfigError("there is no teacher to probe: the algorithm asks for none.")
+        raise ConfigError("there is nothing to probe: this algorithm neither samples nor asks a teacher.")
     for check in checks:
         print(f"{'ok  ' if check.ok else 'FAIL'}  {check.name}: {check.detail}")
     return 0 if all(check.ok for check in checks) else ConfigError.exit_code

@@ -132,7 +132,7 @@ class TrainerConfig(Section):
     dtype: Dtype = Field("float32", description="Precision of the forward pass; weights and log-probs stay float32.")
     gradient_checkpointing: bool = Field(False, description="Recompute layers in the backward pass: less memory, more time.")
     max_tokens_per_microbatch: int = Field(
-        16_384, ge=1, description="Padded completion tokens in one forward pass. Changes memory, not results."
+        16_384, ge=1, description="Padded prompt and completion tokens in one forward pass. Changes memory, not results."
     )
 
 
@@ -210,6 +210,11 @@ class Config(Section):
             raise ConfigError(
                 f'rollout.group_size must be 1 for algorithm.type = "{self.algorithm.type}" (a prompt has one demonstration, '
                 f"nothing is sampled), found {rollout.group_size}. Set rollout.group_size = 1."
+            )
+        if "demonstrations" in needs and rollout.temperature != 1:
+            raise ConfigError(
+                f'rollout.temperature must be 1 for algorithm.type = "{self.algorithm.type}" (nothing is sampled), found '
+                f"{rollout.temperature}. Remove it."
             )
         if self.task.system_prompt is not None and self.task.template == "plain":
             raise ConfigError(

@@ -130,6 +130,7 @@ def _explain_unknown(location: tuple[Any, ...]) -> str:
     siblings = [key for key, _ in all_settings()]
     name = str(location[-1])
     elsewhere = [key for key in siblings if key.rsplit(".", 1)[-1] == name]
+    elsewhere.sort(key=lambda key: key.count("."))
     hint = f" Did you mean '{elsewhere[0]}'?" if elsewhere else _did_you_mean(dotted, siblings)
     return f"unknown key '{dotted}'.{hint} `topd config --keys` lists every key."
 

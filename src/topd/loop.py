@@ -4,19 +4,20 @@ Prompt -> RolloutGroup -> ScoredGroup -> TrainBatch -> StepReport
 """
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from topd.assemble import Parts, assemble, make_trainer, probe, require
 from topd.config import Config
+from topd.errors import ConfigError
 from topd.eval.benchmark import Benchmark, evaluate_engine, load_benchmarks, sampling_params
 from topd.models.export import export
 from topd.rollout.embedded import EmbeddedEngine
 from topd.rollout.engine import Engine, SamplingParams
 from topd.run import checkpoint, rollouts
-from topd.run.checkpoint import Progress
 from topd.run.directory import RunDirectory, open_run
 from topd.run.files import read_lines
-from topd.run.interrupt import Interrupted, interruptible
+from topd.run.interrupt import Interrupted, interruptible, uninterrupted
 from topd.run.metrics import step_metrics
 from topd.run.progress import Display
 from topd.run.summary import print_summary, summarise_run
@@ -48,20 +49,18 @@ class Run:
         self.display = display
         self.trainer = make_trainer(parts)
         self.benchmarks = load_benchmarks(parts.config, parts.task, parts.policy)
-        self.progress = Progress()
+        self.steps_done = 0
 
     def to_the_end(self) -> dict[str, Any]:
         self.resume()
         try:
-            self.evaluate_due(self.progress.steps_done)
-            for step in range(self.progress.steps_done + 1, self.config.run.steps + 1):
+            self.evaluate_due(self.steps_done)
+            for step in range(self.steps_done + 1, self.config.run.steps + 1):
                 self.step(step)
                 self.save_due(step)
                 self.evaluate_due(step)
         except Interrupted:
-            saved = checkpoint.save(
-                self.directory.checkpoints, self.trainer, self.progress, keep=self.config.run.keep_checkpoints
-            )
+            saved = self.save()
             self.display.line(f"stopped; saved {saved}. To go on, run the same command with --run.resume true.")
             raise
         return self.finish()
@@ -119,13 +118,11 @@ class Run:
     def update(self, batches: Sequence[TrainBatch]) -> None:
         """All updates on this rollout batch that are not made yet."""
         sizes = [len(batch.weights) for batch in batches]
-        done = len(self.progress.reports)
+        done = len(self.trainer.reports)
         with self.display.phase("update", f"{len(batches)} updates", total=sum(sizes)) as on_tokens:
             on_tokens(sum(sizes[:done]))
             for batch in batches[done:]:
-                report = self.trainer.update(batch)
-                self.progress = Progress(steps_done=self.progress.steps_done, reports=(*self.progress.reports, report))
-                on_tokens(report.num_tokens)
+                on_tokens(self.trainer.update(batch).num_tokens)
 
     def stored(self, step: int, prompts: Sequence[Prompt]) -> list[ScoredGroup] | None:
         """The scored rollouts of a step that a resumed run made before it stopped."""
@@ -145,28 +142,38 @@ class Run:
             groups=scored,
             flat=flat,
             credit=credit,
-            reports=self.progress.reports,
+            reports=self.trainer.reports,
             seconds=self.display.seconds(),
             tokens_before=before[-1]["tokens/total"] if before else 0,
             sampled=self.parts.samples,
         )
-        self.directory.add_metrics(row)
+        with uninterrupted():
+            self.directory.add_metrics(row)
+            self.trainer.begin_step()
+            self.steps_done = step
         self.display.step_line(row, steps=self.config.run.steps)
-        self.progress = Progress(steps_done=step)
 
     def resume(self) -> None:
         """Go back to the newest complete checkpoint, if there is one, and forget what came after it."""
         newest = checkpoint.newest(self.directory.checkpoints)
         if newest is not None:
-            self.progress = checkpoint.restore(newest, self.trainer)
+            self.steps_done = checkpoint.restore(newest, self.trainer)
             self.parts.engine.load_weights(self.trainer.policy_version)
             self.display.line(f"resumed from {newest}")
-        self.directory.forget_after(self.progress.steps_done)
+        if self.steps_done > self.config.run.steps:
+            raise ConfigError(
+                f"run.steps = {self.config.run.steps}, but the run in {self.directory.path} has already made {self.steps_done}. "
+                "Set run.steps to at least that."
+            )
+        self.directory.forget_after(self.steps_done)
 
     def save_due(self, step: int) -> None:
-        run = self.config.run
-        if step % run.checkpoint_every == 0 or step == run.steps:
-            checkpoint.save(self.directory.checkpoints, self.trainer, self.progress, keep=run.keep_checkpoints)
+        if step % self.config.run.checkpoint_every == 0 or step == self.config.run.steps:
+            self.save()
+
+    def save(self) -> Path:
+        keep = self.config.run.keep_checkpoints
+        return checkpoint.save(self.directory.checkpoints, self.trainer, steps_done=self.steps_done, keep=keep)
 
     def evaluate_due(self, step: int) -> None:
         """Evaluate student (and, once, teacher) if this step calls for it and it was not done already."""

@@ -19,6 +19,8 @@ from torch import Tensor
 
 FinishReason = Literal["stop", "length"]
 
+_STREAMS = ("old_logprobs", "advantages", "weights")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
@@ -134,9 +136,16 @@ class TrainGroup:
     weights: Float[Tensor, " token"]
     """Share of each token in the loss. Over a mini-batch they sum to 1."""
 
+    def rows(self, start: int, stop: int) -> "TrainGroup":
+        """The same prompt with some of the completions, and their streams."""
+        lengths = [len(completion) for completion in self.completions]
+        begin, end = sum(lengths[:start]), sum(lengths[:stop])
+        streams = {name: getattr(self, name)[begin:end] for name in _STREAMS}
+        return dataclasses.replace(self, completions=self.completions[start:stop], **streams)
+
     def to(self, device: torch.device) -> "TrainGroup":
         """The same group with its streams on `device`."""
-        streams = {name: getattr(self, name).to(device) for name in ("old_logprobs", "advantages", "weights")}
+        streams = {name: getattr(self, name).to(device) for name in _STREAMS}
         return dataclasses.replace(self, **streams)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+from typing import get_args
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from pydantic import ValidationError
 
 from tests.fakes import make_model, scored_groups
 from topd import algorithms
-from topd.algorithms.base import Algorithm
+from topd.algorithms.base import Algorithm, Need
 from topd.config import AlgorithmConfig
 from topd.errors import ConfigError
 from topd.models.logprobs import completion_logprobs
@@ -61,7 +62,7 @@ def moved(batch, seed=1, scale=0.5):
 def test_module_satisfies_the_protocol(name, algorithm):
     assert isinstance(algorithm, Algorithm)
     assert isinstance(algorithm.NEEDS, frozenset)
-    assert algorithm.NEEDS.issubset({"teacher_logprobs", "demonstrations"})
+    assert algorithm.NEEDS.issubset(get_args(Need))
     assert list(inspect.signature(algorithm.credit).parameters) == ["batch", "config"]
     assert list(inspect.signature(algorithm.objective).parameters) == ["logprobs", "batch", "config"]
     assert algorithm.__doc__

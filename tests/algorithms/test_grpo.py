@@ -34,6 +34,6 @@ def test_only_its_own_group_is_the_baseline():
 
 
 def test_needs_no_teacher_and_two_completions():
-    assert frozenset() == grpo.NEEDS
+    assert frozenset({"answers"}) == grpo.NEEDS
     assert grpo.Config().min_group_size == 2
     assert grpo.WEIGHTING is rollout_mean

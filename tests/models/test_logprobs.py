@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from tests.fakes import EOS, KINDS, VOCAB, make_model, plain_logprobs, ragged_groups
-from topd.models.logprobs import Tokens, by_length, completion_logprobs, microbatches, score_groups
+from topd.models.logprobs import Tokens, completion_logprobs, microbatches, score_groups
 from topd.ops import logprobs as ops_logprobs
 from topd.trainer.step import checkpoint_layers
 
@@ -172,24 +172,26 @@ def test_prompts_run_once_per_group(tiny_model):
 # --- micro-batches
 
 
-def test_microbatches_hold_whole_groups_in_order_and_respect_the_limit():
-    groups = ragged_groups((2, (4, 4)), (2, (3, 1)), (2, (6,)), (2, (2, 2, 2)), (2, (20,)))
-    batches = list(microbatches(groups, 16))
-    assert [group for batch in batches for group in batch] == groups
-    # (2 + 2) rows * 4 = 16 fits, and 5 * 6 would not; 1 row of 6, as 4 * 6 would not fit; 3 rows of 2; one that never fits
-    assert [len(batch) for batch in batches] == [2, 1, 1, 1]
+def test_microbatches_keep_groups_of_like_length_together_and_respect_the_limit():
+    groups = ragged_groups((2, (4, 4)), (2, (3, 1)), (2, (6,)), (2, (2, 2, 2)))
+    batches = list(microbatches(groups, 24))
+    # longest first: 1 row * (2 + 6) = 8, with the next group 3 rows * 8 = 24; then 2 rows * 5 = 10, and 5 * 5 would not fit
+    assert batches == [[groups[2], groups[0]], [groups[1]], [groups[3]]]
     for batch in batches:
-        padded = sum(len(g.completions) for g in batch) * max(len(c) for g in batch for c in g.completions)
-        assert padded <= 16 or len(batch) == 1
+        rows = sum(len(g.completions) for g in batch)
+        assert rows * (2 + max(len(c) for g in batch for c in g.completions)) <= 24
+
+
+def test_a_group_that_does_not_fit_is_cut_by_rows_in_order():
+    [group] = ragged_groups((2, (4, 4, 3, 4, 1)))
+    pieces = [piece for batch in microbatches([group], 12) for piece in batch]  # 12 // (2 + 4) = 2 rows
+    assert [len(piece.completions) for piece in pieces] == [2, 2, 1]
+    assert tuple(c for piece in pieces for c in piece.completions) == group.completions
+    assert len(list(microbatches([group], 1))) == 5  # one row is always allowed
 
 
 def test_microbatches_of_nothing():
     assert list(microbatches([], 16)) == []
-
-
-def test_by_length_is_a_stable_order_longest_first():
-    groups = ragged_groups((2, (3,)), (2, (1, 9)), (2, (3, 2)), (2, (5,)))
-    assert by_length(groups) == [groups[1], groups[3], groups[0], groups[2]]
 
 
 # --- vocabulary padding

@@ -14,7 +14,6 @@ from tests.e2e.tiny import tiny_config
 from topd import config_file
 from topd.assemble import assemble, make_trainer
 from topd.run import checkpoint
-from topd.run.checkpoint import Progress
 from topd.types import UpdateReport
 
 
@@ -29,42 +28,42 @@ def report(loss: float) -> UpdateReport:
     )
 
 
-def test_names_order_as_time_goes() -> None:
-    times = [Progress(), Progress(steps_done=9), Progress(steps_done=9, reports=(report(0.1),)), Progress(steps_done=10)]
-    assert [time.name for time in times] == sorted(time.name for time in times)
+def test_names_sort_as_time_goes() -> None:
+    times = [(0, 0), (0, 1), (9, 0), (9, 3), (9, 12), (10, 0)]
+    assert [checkpoint.name_of(*time) for time in times] == sorted(checkpoint.name_of(*time) for time in times)
 
 
 def test_what_is_saved_is_restored(tmp_path: Path, trainer) -> None:
     with torch.no_grad():
         for number, parameter in enumerate(trainer.trainable().values()):
             parameter.add_(number)
-    trainer.policy_version = 7
-    saved = checkpoint.save(tmp_path / "c", trainer, Progress(steps_done=3, reports=(report(0.5),)), keep=2)
+    trainer.policy_version, trainer.reports = 7, (report(0.5),)
+    saved = checkpoint.save(tmp_path / "c", trainer, steps_done=3, keep=2)
     before = {name: parameter.detach().clone() for name, parameter in trainer.trainable().items()}
     with torch.no_grad():
         for parameter in trainer.trainable().values():
             parameter.zero_()
-    trainer.policy_version = 0
-    progress = checkpoint.restore(saved, trainer)
-    assert (progress.steps_done, trainer.policy_version) == (3, 7)
-    [restored] = progress.reports
+    trainer.policy_version, trainer.reports = 0, ()
+    assert checkpoint.restore(saved, trainer) == 3
+    assert trainer.policy_version == 7
+    [restored] = trainer.reports
     assert restored.loss == 0.5
     assert torch.equal(restored.log_ratio, torch.tensor([0.5, -0.5]))
     assert all(torch.equal(before[name], parameter) for name, parameter in trainer.trainable().items())
 
 
 def test_a_folder_without_marker_is_never_picked_up(tmp_path: Path, trainer) -> None:
-    good = checkpoint.save(tmp_path, trainer, Progress(steps_done=1), keep=5)
-    broken = checkpoint.save(tmp_path, trainer, Progress(steps_done=2), keep=5)
+    good = checkpoint.save(tmp_path, trainer, steps_done=1, keep=5)
+    broken = checkpoint.save(tmp_path, trainer, steps_done=2, keep=5)
     (broken / checkpoint.MARKER).unlink()
-    unfinished = checkpoint.save(tmp_path, trainer, Progress(steps_done=3), keep=5)
+    unfinished = checkpoint.save(tmp_path, trainer, steps_done=3, keep=5)
     unfinished.rename(unfinished.with_name(unfinished.name + ".partial"))
     assert checkpoint.newest(tmp_path) == good
 
 
 def test_only_the_newest_are_kept(tmp_path: Path, trainer) -> None:
     for step in range(1, 5):
-        checkpoint.save(tmp_path, trainer, Progress(steps_done=step), keep=2)
+        checkpoint.save(tmp_path, trainer, steps_done=step, keep=2)
     assert [path.name for path in checkpoint.complete(tmp_path)] == ["step_000003", "step_000004"]
 
 

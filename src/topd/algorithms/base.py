@@ -8,8 +8,8 @@ from torch import Tensor
 from topd.config import AlgorithmConfig
 from topd.types import Credit, CreditInput, TrainBatch
 
-Need = Literal["teacher_logprobs", "demonstrations"]
-"""What scoring must supply beside rewards. `demonstrations` replaces sampling: the given completions are trained on."""
+Need = Literal["teacher_logprobs", "answers", "demonstrations"]
+"""What must be there: a teacher, problems with right answers, or demonstrations, which replace sampling."""
 
 
 @runtime_checkable

@@ -19,7 +19,7 @@ from topd.ops.objective import clipped_surrogate, is_clipped
 from topd.ops.weighting import rollout_mean
 from topd.types import Credit, CreditInput, TrainBatch
 
-NEEDS: frozenset[str] = frozenset()
+NEEDS = frozenset({"answers"})
 WEIGHTING = rollout_mean
 
 
@@ -42,6 +42,6 @@ def credit(batch: CreditInput, config: Config) -> Credit:
 
 
 def objective(logprobs: Float[Tensor, " token"], batch: TrainBatch, config: Config) -> tuple[Float[Tensor, " token"], Tensor]:
-    log_ratio = logprobs - batch.old_logprobs
+    log_ratio = logprobs - batch.old_logprobs.detach()
     loss = clipped_surrogate(log_ratio, batch.advantages, clip_low=config.clip, clip_high=config.clip)
     return loss, is_clipped(log_ratio.detach(), batch.advantages, clip_low=config.clip, clip_high=config.clip)

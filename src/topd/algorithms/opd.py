@@ -34,6 +34,6 @@ def credit(batch: CreditInput, config: Config) -> Credit:
 
 
 def objective(logprobs: Float[Tensor, " token"], batch: TrainBatch, config: Config) -> tuple[Float[Tensor, " token"], Tensor]:
-    log_ratio = logprobs - batch.old_logprobs
+    log_ratio = logprobs - batch.old_logprobs.detach()
     loss = clipped_surrogate(log_ratio, batch.advantages, clip_low=config.clip, clip_high=config.clip)
     return loss, is_clipped(log_ratio.detach(), batch.advantages, clip_low=config.clip, clip_high=config.clip)

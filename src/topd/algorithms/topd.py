@@ -11,18 +11,19 @@ For one prompt with G completions sampled by the policy that starts the step:
 The rollout batch is cut into mini-batches and reused for several such updates; that reuse, bounded by the clip, is the
 internal trust region. Every step of the credit is a key, so the paper's ablations and its relatives are one changed line.
 
-Left open by the paper, decided here: the last token's return, the unbiased std and its floor of 1e-6 (both as in the only other
-public implementation), the floor of the std.
+Left open by the paper, decided here: the last token's return (its reward alone), and the unbiased std with a floor of 1e-6
+(prime-rl's proposal; another public implementation divides by the population std + 1e-6).
 """
 
 from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from topd.config import AlgorithmConfig
+from topd.errors import ConfigError
 from topd.ops.advantage import normalize_over_rollouts, normalize_over_tokens
 from topd.ops.objective import clipped_surrogate, is_clipped
 from topd.ops.proximal import clipped_reward, floor_reward, power_reward, proximal_reward
@@ -61,6 +62,23 @@ class Config(AlgorithmConfig):
     def min_group_size(self) -> int:
         return 2 if self.normalize.startswith("group") else 1
 
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> "Config":
+        """A key that the chosen reward or return does not read must be left at its default."""
+        read_by = {
+            "alpha": self.reward == "proximal",
+            "reward_bound": self.reward in ("clipped", "floor"),
+            "reward_power": self.reward == "power",
+            "discount": self.returns == "discounted",
+        }
+        for key, is_read in read_by.items():
+            if not is_read and getattr(self, key) != type(self).model_fields[key].default:
+                raise ConfigError(
+                    f'algorithm.{key} = {getattr(self, key)} would be ignored with algorithm.reward = "{self.reward}" and '
+                    f'algorithm.returns = "{self.returns}". Remove it, or choose the reward or return that reads it.'
+                )
+        return self
+
 
 def credit(batch: CreditInput, config: Config) -> Credit:
     assert batch.teacher_logprobs is not None, "NEEDS names teacher_logprobs"
@@ -71,7 +89,7 @@ def credit(batch: CreditInput, config: Config) -> Credit:
 
 
 def objective(logprobs: Float[Tensor, " token"], batch: TrainBatch, config: Config) -> tuple[Float[Tensor, " token"], Tensor]:
-    log_ratio = logprobs - batch.old_logprobs
+    log_ratio = logprobs - batch.old_logprobs.detach()
     loss = clipped_surrogate(log_ratio, batch.advantages, clip_low=config.clip, clip_high=config.clip)
     return loss, is_clipped(log_ratio.detach(), batch.advantages, clip_low=config.clip, clip_high=config.clip)
 

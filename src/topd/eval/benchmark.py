@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from topd.config import Config
+from topd.errors import ConfigError
 from topd.models.language_model import LanguageModel
 from topd.ops.estimate import avg_at_k, bootstrap_interval, pass_at_k
 from topd.rollout.engine import Engine, SamplingParams
@@ -37,6 +38,8 @@ def load_benchmarks(config: Config, task: Task, model: LanguageModel) -> list[Be
     for name, task_config, loaded in named or [("held_out", config.task, task)]:
         problems = loaded.held_out[: config.eval.max_problems]
         prompts = make_prompts(problems, model, task_config, name=name, room=room)
+        if not prompts and named:
+            raise ConfigError(f'eval.benchmarks: "{name}" has no held-out problems. Set its task.eval_path or eval_split.')
         if prompts:
             grader = Grader(loaded.score, task_config.answer_pattern)
             benchmarks.append(Benchmark(name=name, prompts=prompts, grader=grader))

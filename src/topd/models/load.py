@@ -23,8 +23,8 @@ def load(name: str, *, dtype: Dtype, device: torch.device, role: str) -> Languag
 
     `role` ("student", "teacher") is named in errors. Raises ConfigError for whatever cannot be found, read or used.
     """
-    source = _resolve(name, role)
     transformers_logging.disable_progress_bar()
+    source = _resolve(name, role)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
         module, info = AutoModelForCausalLM.from_pretrained(
@@ -60,15 +60,18 @@ def wrap(name: str, module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase)
         module=module,
         tokenizer=tokenizer,
         eos_token_ids=_eos_token_ids(module, tokenizer),
-        vocab_size=min(len(tokenizer), rows),
+        vocab_size=min(max(tokenizer.get_vocab().values()) + 1, rows),
         context_length=getattr(module.config.get_text_config(), "max_position_embeddings", None) or 1 << 30,
     )
 
 
 def with_adapters(model: LanguageModel, lora: LoraConfig, *, seed: int) -> LanguageModel:
     """The same model with trainable low-rank adapters in place and everything else frozen."""
-    from peft import LoraConfig as PeftLoraConfig
-    from peft import get_peft_model
+    try:
+        from peft import LoraConfig as PeftLoraConfig
+        from peft import get_peft_model
+    except ImportError as error:
+        raise ConfigError(f"student.lora needs the lora extra: pip install 'topd[lora]' ({error}).") from error
 
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -123,5 +126,7 @@ def _eos_token_ids(module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
 
 def replica(model: LanguageModel, dtype: torch.dtype) -> LanguageModel:
     """A frozen copy of the model in another precision, adapters included, to sample from."""
-    module = copy.deepcopy(model.module).to(dtype).requires_grad_(False)
+    module = copy.deepcopy(model.module).requires_grad_(False)
+    for parameter in module.parameters():  # not .to(dtype), which also rounds the rotary frequencies
+        parameter.data = parameter.data.to(dtype)
     return dataclasses.replace(model, module=module, autocast_dtype=None, adapter=None)

@@ -6,7 +6,7 @@ second pass, so that row position k predicts completion token k. This is the onl
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -29,7 +29,14 @@ class TokenGroup(Protocol):
     def completions(self) -> tuple[tuple[int, ...], ...]: ...
 
 
-G = TypeVar("G", bound=TokenGroup)
+@runtime_checkable
+class Divisible(TokenGroup, Protocol):
+    """A group that can be cut: `rows(start, stop)` is one of the same type, with some of the completions."""
+
+    def rows(self, start: int, stop: int) -> Any: ...
+
+
+D = TypeVar("D", bound=Divisible)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,9 @@ class Tokens:
 
     prompt_ids: tuple[int, ...]
     completions: tuple[tuple[int, ...], ...]
+
+    def rows(self, start: int, stop: int) -> "Tokens":
+        return Tokens(self.prompt_ids, self.completions[start:stop])
 
 
 def completion_logprobs(
@@ -51,8 +61,7 @@ def completion_logprobs(
 
     Flat, in order: group by group, completion by completion. Gradient flows to all weights if enabled by the caller. Logits
     are divided by `temperature`. `targets` replaces the tokens that are looked up (same shape), not those that are fed.
-    Prompts and completions must have at least one token. Source of the layout: one prompt pass per group, DESIGN rationale in
-    docs/decisions/shared-prefix.md.
+    Prompts and completions must have at least one token. Why two passes: docs/decisions/0001-shared-prefix.md.
     """
     targets = groups if targets is None else targets
     completions = [completion for group in groups for completion in group.completions]
@@ -123,10 +132,30 @@ def _completion_hidden(
     return states[mask]
 
 
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Some completions of group number `index`, with the tokens that are fed and those that are looked up."""
+
+    index: int
+    fed: Tokens
+    wanted: Tokens
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        return self.fed.prompt_ids
+
+    @property
+    def completions(self) -> tuple[tuple[int, ...], ...]:
+        return self.fed.completions
+
+    def rows(self, start: int, stop: int) -> "_Piece":
+        return _Piece(self.index, self.fed.rows(start, stop), self.wanted.rows(start, stop))
+
+
 @torch.no_grad()
 def score_groups(
     model: LanguageModel,
-    groups: Sequence[G],
+    groups: Sequence[TokenGroup],
     *,
     max_tokens: int,
     temperature: float = 1.0,
@@ -134,34 +163,47 @@ def score_groups(
     on_tokens: Callable[[int], None] = lambda num_tokens: None,
 ) -> list[tuple[Tensor, ...]]:
     """`completion_logprobs` without gradient, in micro-batches: for every group, one CPU tensor per completion."""
-    wanted = dict(zip(map(id, groups), groups if targets is None else targets, strict=True))
-    found: dict[int, tuple[Tensor, ...]] = {}
-    for batch in microbatches(by_length(groups), max_tokens):
-        aims = [wanted[id(group)] for group in batch]
-        flat = completion_logprobs(model, batch, temperature=temperature, targets=aims).cpu()
-        lengths = [len(completion) for group in batch for completion in group.completions]
-        parts = iter(flat.split(lengths))
-        found |= {id(group): tuple(next(parts).clone() for _ in group.completions) for group in batch}
-        on_tokens(sum(lengths))
-    return [found[id(group)] for group in groups]
+    pairs = zip(groups, groups if targets is None else targets, strict=True)
+    pieces = [
+        _Piece(i, Tokens(g.prompt_ids, g.completions), Tokens(t.prompt_ids, t.completions)) for i, (g, t) in enumerate(pairs)
+    ]
+    found: list[tuple[Tensor, ...]] = [() for _ in groups]
+    for batch in microbatches(pieces, max_tokens):
+        wanted = [piece.wanted for piece in batch]
+        flat = completion_logprobs(model, batch, temperature=temperature, targets=wanted).cpu()
+        parts = iter(flat.split([len(completion) for piece in batch for completion in piece.completions]))
+        for piece in batch:
+            found[piece.index] += tuple(next(parts).clone() for _ in piece.completions)
+        on_tokens(len(flat))
+    return found
 
 
-def by_length(groups: Sequence[G]) -> list[G]:
-    """Longest first, so that groups padded to a common length are alike."""
-    return sorted(groups, key=lambda group: -max(len(completion) for completion in group.completions))
+def microbatches(groups: Sequence[D], max_tokens: int) -> Iterator[list[D]]:
+    """Cut groups into micro-batches of at most `max_tokens` padded tokens: rows times (longest prompt + longest completion).
 
-
-def microbatches(groups: Sequence[G], max_tokens: int) -> Iterator[list[G]]:
-    """Whole groups in order, as many as fit: rows times the longest completion, at most `max_tokens` but at least one group."""
-    batch: list[G] = []
-    rows = width = 0
-    for group in groups:
-        longest = max(len(completion) for completion in group.completions)
-        fits = (rows + len(group.completions)) * max(width, longest) <= max_tokens
-        if batch and not fits:
-            yield batch
-            batch, rows, width = [], 0, 0
-        batch.append(group)
-        rows, width = rows + len(group.completions), max(width, longest)
+    Groups of like length come together, longest first. A group stays whole if it fits, and is cut by rows if it does not; one
+    row is always allowed. Concatenated, the pieces of a group keep its order.
+    """
+    batch: list[D] = []
+    rows = prompt_width = width = 0
+    for group in sorted(groups, key=lambda group: -max(map(len, group.completions))):
+        for piece in _cut(group, max_tokens):
+            size = len(piece.completions)
+            wider = max(prompt_width, len(piece.prompt_ids)), max(width, *map(len, piece.completions))
+            if batch and (rows + size) * sum(wider) > max_tokens:
+                yield batch
+                batch, rows = [], 0
+                wider = len(piece.prompt_ids), max(map(len, piece.completions))
+            batch.append(piece)
+            rows, (prompt_width, width) = rows + size, wider
     if batch:
         yield batch
+
+
+def _cut(group: D, max_tokens: int) -> list[D]:
+    """The group itself if it fits, else pieces of as many rows as fit."""
+    per_row = len(group.prompt_ids) + max(map(len, group.completions))
+    size, fitting = len(group.completions), max(1, max_tokens // per_row)
+    if size <= fitting:
+        return [group]
+    return [group.rows(start, min(start + fitting, size)) for start in range(0, size, fitting)]

@@ -13,7 +13,7 @@ def normalize_over_tokens(returns: Float[Tensor, " token"], counts: Counts, *, s
         advantage = (return - mean) / max(std, std_floor)      over all tokens of the segment, unbiased std
 
     `counts` are tokens per segment, in order: the groups for TOP-D, one segment for a whole batch. A segment of one token
-    or of equal returns gives zeros. Source: TOP-D, arXiv 2607.04751, section 3; unbiased std and floor as in prime-rl.
+    or of equal returns gives zeros. Source: TOP-D, arXiv 2607.04751, its advantage; unbiased std and floor as in prime-rl.
     """
     mean, std = segment_mean_std(returns, counts)
     centred = returns.to(torch.float64) - torch.repeat_interleave(mean, counts)

@@ -18,7 +18,7 @@ def kl_divergence(
 def proximal_teacher(
     teacher_logprobs: Float[Tensor, "*batch vocab"], student_logprobs: Float[Tensor, "*batch vocab"], *, alpha: float
 ) -> Float[Tensor, "*batch vocab"]:
-    """Log-probs of alpha * teacher + (1 - alpha) * student. For analysis and tests: training never builds it (TOP-D, 4.1)."""
+    """Log-probs of alpha * teacher + (1 - alpha) * student. For analysis and tests: training never builds it."""
     if alpha == 1:
         return teacher_logprobs
     return torch.logaddexp(teacher_logprobs + math.log(alpha), student_logprobs + math.log1p(-alpha))

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 ToLogits = Callable[[Tensor], Tensor]
@@ -36,6 +37,7 @@ class _TokenLogprobs(torch.autograd.Function):
         return scaled.gather(-1, token_ids[:, None]).squeeze(-1) - normaliser
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         logits, token_ids, normaliser = ctx.saved_tensors
         gradient = logits.to(torch.float32, copy=True)

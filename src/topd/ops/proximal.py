@@ -8,6 +8,9 @@ from torch import Tensor
 
 LogRatio = Float[Tensor, " token"]
 
+LARGE = 20.0
+"""Above this log-ratio exp() loses the 1 beside it, and soon overflows."""
+
 
 def proximal_reward(log_ratio: LogRatio, *, alpha: float) -> LogRatio:
     """Log-ratio of the proximal teacher, a mix of teacher and student, to the student.
@@ -15,7 +18,8 @@ def proximal_reward(log_ratio: LogRatio, *, alpha: float) -> LogRatio:
         reward = log(alpha * exp(log_ratio) + 1 - alpha),   log_ratio = teacher_logprob - behaviour_logprob
 
     Nats per token. Never below log(1 - alpha), also at log_ratio = -inf; not bounded above. `alpha = 1` is the plain log-ratio.
-    Computed by `logaddexp`, so large ratios do not overflow. Differentiable in `log_ratio`.
+    Computed as log1p(alpha * expm1(log_ratio)), which is exactly 0 where teacher and student agree (so that normalisation has no
+    rounding noise to blow up), and by logaddexp where the ratio would overflow. Differentiable in `log_ratio`.
     Raises ValueError unless 0 < alpha <= 1.
     Source: TOP-D, arXiv 2607.04751, the reward of its proximal teacher.
     """
@@ -23,9 +27,10 @@ def proximal_reward(log_ratio: LogRatio, *, alpha: float) -> LogRatio:
         raise ValueError(f"alpha must be in (0, 1], got {alpha}")
     if alpha == 1:
         return log_ratio
-    teacher_part = log_ratio + math.log(alpha)
-    student_part = torch.full_like(log_ratio, math.log1p(-alpha))
-    return torch.logaddexp(teacher_part, student_part)
+    floor = math.log1p(-alpha)
+    small = torch.log1p(alpha * torch.expm1(log_ratio.clamp_max(LARGE))).clamp_min(floor)  # rounding may pass it
+    large = torch.logaddexp(log_ratio + math.log(alpha), torch.full_like(log_ratio, floor))
+    return torch.where(log_ratio > LARGE, large, small)
 
 
 def clipped_reward(log_ratio: LogRatio, *, low: float, high: float) -> LogRatio:

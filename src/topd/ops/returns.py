@@ -39,9 +39,16 @@ def discounted(rewards: Float[Tensor, " token"], lengths: Int[Tensor, " rollout"
 def _future_sums(
     rewards: Float[Tensor, " token"], lengths: Int[Tensor, " rollout"]
 ) -> tuple[Float[Tensor, " token"], Int[Tensor, " token"]]:
-    """Sum of the rewards after each token in its completion (float64), and how many there are."""
-    running = rewards.to(torch.float64).cumsum(0)
+    """Sum of the rewards after each token in its completion (float64), and how many there are.
+
+    Infinite rewards are counted apart: subtracting running sums would turn one of them into NaN in every later completion.
+    """
+    infinite = rewards.isinf()
+    running = rewards.to(torch.float64).masked_fill(infinite, 0.0).cumsum(0)
+    infinities = torch.where(infinite, rewards.sign(), 0.0).to(torch.float64).cumsum(0)
     ends = lengths.cumsum(0)
     last = torch.repeat_interleave(ends - 1, lengths)
     position = torch.arange(len(rewards), device=rewards.device)
-    return running[last] - running, last - position
+    future_infinities = infinities[last] - infinities
+    future = (running[last] - running).masked_fill(future_infinities < 0, -torch.inf)
+    return future.masked_fill(future_infinities > 0, torch.inf), last - position

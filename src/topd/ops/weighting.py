@@ -27,10 +27,10 @@ def rollout_mean(lengths: Lengths, group_sizes: Sizes) -> Weights:
 def token_mean(lengths: Lengths, group_sizes: Sizes) -> Weights:
     """Every token of the mini-batch counts the same. Source: DAPO, arXiv 2503.14476, section 3.3; usual in fine-tuning."""
     total = int(lengths.sum())
-    return torch.full((total,), 1.0 / total)
+    return torch.full((total,), 1.0 / total, device=lengths.device)
 
 
 def tokens_per_group(lengths: Lengths, group_sizes: Sizes) -> Sizes:
     """Number of tokens in each group."""
-    group = torch.repeat_interleave(torch.arange(len(group_sizes)), group_sizes)
-    return torch.zeros(len(group_sizes), dtype=lengths.dtype).index_add(0, group, lengths)
+    group = torch.repeat_interleave(torch.arange(len(group_sizes), device=lengths.device), group_sizes)
+    return torch.zeros_like(group_sizes).index_add(0, group, lengths)

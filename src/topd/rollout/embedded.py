@@ -132,5 +132,6 @@ def decode(
 
 
 def _uniforms(prompt: Prompt, params: SamplingParams) -> np.ndarray:
-    """[n, max_tokens] uniform numbers of this prompt's own stream, float32 in [0, 1)."""
-    return stream(*params.seed, prompt.id).random((params.n, params.max_tokens), dtype=np.float32)
+    """[n, max_tokens] uniform numbers, float32 in [0, 1); every completion has its own stream."""
+    streams = [stream(*params.seed, prompt.id, number) for number in range(params.n)]
+    return np.stack([one.random(params.max_tokens, dtype=np.float32) for one in streams])

@@ -1,13 +1,11 @@
 """Save and resume, exactly: weights, optimizer, and how far the step in progress has come.
 
-A checkpoint folder is named after what it holds: step_000010 (ten steps done), step_000011_update_000003 (and three updates of
-the eleventh). It is written beside, its marker last, and renamed; only a folder with the marker is ever read. Only safetensors
-and JSON are loaded. The rollouts of a step in progress are those in rollouts/.
+A checkpoint folder is named after what it holds: step_000010 (ten steps done), step_000010_update_000003 (and three updates of
+the eleventh), so names sort as time goes. It is written beside, its marker last, and renamed; only a folder with the marker is
+ever read. Only safetensors and JSON are loaded. The rollouts of a step in progress are those in rollouts/.
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -22,30 +20,27 @@ from topd.types import UpdateReport
 MARKER = "COMPLETE"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """How far a run has come: whole steps, and the reports of the updates already made in the next one."""
-
-    steps_done: int = 0
-    reports: tuple[UpdateReport, ...] = ()
-
-    @property
-    def name(self) -> str:
-        if not self.reports:
-            return f"step_{self.steps_done:06d}"
-        return f"step_{self.steps_done + 1:06d}_update_{len(self.reports):06d}"
+def name_of(steps_done: int, num_updates: int) -> str:
+    """Folder name after whole steps and, if not 0, updates made in the next one."""
+    return f"step_{steps_done:06d}" + (f"_update_{num_updates:06d}" if num_updates else "")
 
 
-def save(folder: Path, trainer: Trainer, progress: Progress, *, keep: int) -> Path:
-    """Write a checkpoint, then remove all but the newest `keep`. Raises RunStopped if the disk refuses; older ones stay."""
-    path = folder / progress.name
+def save(folder: Path, trainer: Trainer, *, steps_done: int, keep: int) -> Path:
+    """Write a checkpoint, then remove all but the newest `keep`. Raises RunStopped if the disk refuses; older ones stay.
+
+    `steps_done` are whole steps; the trainer's reports are the updates already made in the next one.
+    """
+    path = folder / name_of(steps_done, len(trainer.reports))
+    if (path / MARKER).is_file():
+        return path
     with uninterrupted():
         with replacing(path) as partial:
             partial.mkdir()
+            log_ratios = {str(i): report.log_ratio for i, report in enumerate(trainer.reports)}
             save_file(_cpu(trainer.trainable()), partial / "policy.safetensors")
             save_file(_optimizer_tensors(trainer), partial / "optimizer.safetensors")
-            save_file({str(i): report.log_ratio for i, report in enumerate(progress.reports)}, partial / "reports.safetensors")
-            (partial / "state.json").write_text(json.dumps(_state(trainer, progress), indent=2), encoding="utf-8")
+            save_file(log_ratios, partial / "reports.safetensors")
+            (partial / "state.json").write_text(json.dumps(_state(trainer, steps_done), indent=2), encoding="utf-8")
             (partial / MARKER).touch()
         for old in complete(folder)[:-keep]:
             remove(old)
@@ -58,26 +53,32 @@ def complete(folder: Path) -> list[Path]:
     return sorted(marker.parent for marker in markers if not marker.parent.name.endswith(PARTIAL))
 
 
-def restore(path: Path, trainer: Trainer) -> Progress:
-    """Put a checkpoint's weights and optimizer state into the trainer."""
+def newest(folder: Path) -> Path | None:
+    """The newest complete checkpoint, if there is one."""
+    found = complete(folder)
+    return found[-1] if found else None
+
+
+def restore(path: Path, trainer: Trainer) -> int:
+    """Put a checkpoint's weights, optimizer state and reports into the trainer; returns the number of whole steps done."""
     state = json.loads((path / "state.json").read_text(encoding="utf-8"))
     saved = load_file(path / "policy.safetensors")
     with torch.no_grad():
         for name, parameter in trainer.trainable().items():
             parameter.copy_(saved[name])
     _restore_optimizer(trainer, load_file(path / "optimizer.safetensors"))
-    trainer.policy_version = state["policy_version"]
     log_ratios = load_file(path / "reports.safetensors")
-    reports = [UpdateReport(**row, log_ratio=log_ratios[str(i)]) for i, row in enumerate(state["reports"])]
-    return Progress(steps_done=state["steps_done"], reports=tuple(reports))
+    trainer.reports = tuple(UpdateReport(**row, log_ratio=log_ratios[str(i)]) for i, row in enumerate(state["reports"]))
+    trainer.policy_version = state["policy_version"]
+    return int(state["steps_done"])
 
 
-def _state(trainer: Trainer, progress: Progress) -> dict[str, object]:
+def _state(trainer: Trainer, steps_done: int) -> dict[str, object]:
     fields = ("loss", "grad_norm", "learning_rate", "num_tokens", "num_clipped")
     return {
-        "steps_done": progress.steps_done,
+        "steps_done": steps_done,
         "policy_version": trainer.policy_version,
-        "reports": [{field: getattr(report, field) for field in fields} for report in progress.reports],
+        "reports": [{field: getattr(report, field) for field in fields} for report in trainer.reports],
     }
 
 
@@ -103,9 +104,3 @@ def _restore_optimizer(trainer: Trainer, tensors: dict[str, Tensor]) -> None:
 
 def _cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-
-
-def newest(folder: Path) -> Path | None:
-    """The newest complete checkpoint, if there is one."""
-    found: Sequence[Path] = complete(folder)
-    return found[-1] if found else None

@@ -154,7 +154,10 @@ def _version(package: str) -> str | None:
 
 def _commit() -> str | None:
     """The commit of the source tree, if topd runs from one; "-dirty" if it has uncommitted changes."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40", "--match", ""]
+    root = Path(__file__).parents[3]
+    if not (root / ".git").exists():  # installed, perhaps inside a repository that is not ours
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--match", ""]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):

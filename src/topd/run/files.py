@@ -29,9 +29,13 @@ def replacing(path: Path) -> Iterator[Path]:
         remove(partial)
         yield partial
         flush(partial)
-        if path.is_dir():
-            shutil.rmtree(path)
+        if path.is_dir():  # a folder cannot be replaced by renaming: the old one steps aside first
+            old = path.with_name(path.name + ".old" + PARTIAL)
+            remove(old)
+            os.replace(path, old)
         os.replace(partial, path)
+        remove(path.with_name(path.name + ".old" + PARTIAL))
+        _flush_names(path.parent)
     except (OSError, SafetensorError) as error:
         raise RunStopped(
             f"{path} could not be written: {error}. What was saved before is still valid. Free some space (or mend the disk), "
@@ -76,6 +80,15 @@ def flush(path: Path) -> None:
     for file in [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]:
         with file.open("rb") as handle:
             os.fsync(handle.fileno())
+
+
+def _flush_names(folder: Path) -> None:
+    """Force a rename in `folder` to disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def remove(path: Path) -> None:

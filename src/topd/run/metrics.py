@@ -196,7 +196,7 @@ def _ratio_metrics(reports: StepReport) -> dict[str, Any]:
 def _percentiles(name: str, values: Tensor, separator: str = "_") -> dict[str, float]:
     """Nearest-rank 1st, 50th and 99th percentile."""
     ordered = values.sort().values
-    picks = {p: ordered[min(len(ordered) - 1, int(len(ordered) * p / 100))] for p in (1, 50, 99)}
+    picks = {p: ordered[max(0, math.ceil(len(ordered) * p / 100) - 1)] for p in (1, 50, 99)}
     return {f"{name}{separator}p{p:02d}": float(value) for p, value in picks.items()}
 
 

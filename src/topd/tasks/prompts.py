@@ -43,6 +43,8 @@ def render(problem: Problem, tokenizer: PreTrainedTokenizerBase, config: TaskCon
     has_template = tokenizer.chat_template is not None
     if config.template == "chat" and not has_template:
         raise ConfigError('task.template = "chat", but the tokenizer has no chat template. Set task.template = "plain".')
+    if config.system_prompt is not None and not has_template:
+        raise ConfigError("task.system_prompt needs a chat template, and the tokenizer has none. Remove it.")
     if config.template == "plain" or not has_template:
         return question
     system = [{"role": "system", "content": config.system_prompt}] if config.system_prompt else []

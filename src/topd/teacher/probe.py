@@ -45,6 +45,12 @@ def check_pair(student: LanguageModel, teacher: LanguageModel, *, map_eos: bool)
             f"side ({some}). The teacher would score other words than were sampled. Use two models with one tokenizer.",
         )
         return
+    for who, model in (("student", student), ("teacher", teacher)):
+        rows_there = model.module.get_input_embeddings().weight.shape[0]
+        if rows_there <= max(mine.values()):
+            detail = f"{who} has {rows_there} embedding rows for token ids up to {max(mine.values())}"
+            yield Check(name="vocabulary", ok=False, detail=f"{detail}: its tokenizer is another model's.")
+            return
     rows = [model.module.get_input_embeddings().weight.shape[0] for model in (student, teacher)]
     padded = "" if rows[0] == rows[1] else f"; embedding rows differ ({rows[0]} and {rows[1]}): padding, never sampled"
     yield Check(name="vocabulary", ok=True, detail=f"{len(mine)} tokens, same ids{padded}")
@@ -74,14 +80,19 @@ def check_run(
     *,
     student: LanguageModel,
     engine: Engine,
-    teacher: Teacher,
-    teacher_context: int,
+    teacher: Teacher | None,
+    teacher_context: int | None,
     prompts: Sequence[Prompt],
 ) -> Iterator[Check]:
-    """Facts about the run: context, temperature, log-probs really returned, and a student that is its own teacher."""
+    """Facts about the run: context, temperature, log-probs really returned, and a student that is its own teacher.
+
+    Without a teacher only what concerns the student is looked at.
+    """
     longest = max(len(prompt.token_ids) for prompt in prompts)
-    yield _check_context(config, longest, student.context_length, teacher_context)
-    yield _check_temperature(config.rollout.temperature, teacher.honours_temperature)
+    contexts = [student.context_length] + ([] if teacher_context is None else [teacher_context])
+    yield _check_context(config, longest, min(contexts))
+    if teacher is not None:
+        yield _check_temperature(config.rollout.temperature, teacher.honours_temperature)
     params = SamplingParams(
         n=PROBE_ROLLOUTS,
         max_tokens=min(PROBE_TOKENS, config.rollout.max_completion_tokens),
@@ -89,12 +100,13 @@ def check_run(
         seed=(config.run.seed, "probe"),
     )
     groups = engine.generate(list(prompts[:PROBE_PROMPTS]), params)
-    yield _check_scores(teacher, groups)
+    if teacher is not None:
+        yield _check_scores(teacher, groups)
     yield check_self_teacher(config, student, groups)
 
 
-def _check_context(config: Config, longest: int, student: int, teacher: int) -> Check:
-    needed, room = longest + config.rollout.max_completion_tokens, min(student, teacher)
+def _check_context(config: Config, longest: int, room: int) -> Check:
+    needed = longest + config.rollout.max_completion_tokens
     detail = f"longest prompt {longest} + {config.rollout.max_completion_tokens} completion tokens, context {room}"
     if needed <= room:
         return Check(name="context", ok=True, detail=detail)

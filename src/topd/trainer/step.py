@@ -12,9 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 from topd.algorithms.base import Algorithm
 from topd.config import TrainerConfig
-from topd.errors import RunStopped
+from topd.errors import ConfigError, RunStopped
 from topd.models.language_model import LanguageModel
-from topd.models.logprobs import by_length, microbatches
+from topd.models.logprobs import microbatches
 from topd.run.interrupt import uninterrupted
 from topd.trainer.loss import micro_loss
 from topd.trainer.optimizer import learning_rate, make_optimizer
@@ -22,7 +22,11 @@ from topd.types import TrainBatch, UpdateReport
 
 
 class Trainer:
-    """The policy's weights, their optimizer, and the number of updates made. It never learns the algorithm's name."""
+    """The policy's weights, their optimizer, and the updates made. It never learns the algorithm's name.
+
+    `policy_version` counts all updates; `reports` are those since `begin_step`. An interrupt never separates the two from the
+    weights.
+    """
 
     def __init__(
         self,
@@ -42,14 +46,19 @@ class Trainer:
         self.total_updates = total_updates
         self.optimizer = make_optimizer(policy, config)
         self.policy_version = 0
+        self.reports: tuple[UpdateReport, ...] = ()
         if config.gradient_checkpointing:
             checkpoint_layers(policy)
+
+    def begin_step(self) -> None:
+        """Forget the reports of the step before."""
+        self.reports = ()
 
     def update(self, batch: TrainBatch) -> UpdateReport:
         """One optimizer update on one mini-batch. Raises RunStopped, with the weights untouched, if anything is not finite."""
         self.optimizer.zero_grad(set_to_none=True)
         loss, num_clipped, log_ratios = 0.0, 0, []
-        for groups in microbatches(by_length(batch.groups), self.config.max_tokens_per_microbatch):
+        for groups in microbatches(batch.groups, self.config.max_tokens_per_microbatch):
             part = micro_loss(
                 self.policy,
                 TrainBatch(groups=tuple(groups)),
@@ -65,13 +74,8 @@ class Trainer:
             log_ratios.append(part.log_ratio)
         grad_norm = self._clip_gradients(batch)
         rate = learning_rate(self.config, update=self.policy_version, total_updates=self.total_updates)
-        with uninterrupted():
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate
-            self.optimizer.step()
-            self.policy_version += 1
         log_ratio = torch.cat(log_ratios)
-        return UpdateReport(
+        report = UpdateReport(
             loss=loss,
             grad_norm=grad_norm,
             learning_rate=rate,
@@ -79,6 +83,13 @@ class Trainer:
             num_clipped=num_clipped,
             log_ratio=log_ratio,
         )
+        with uninterrupted():
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+            self.optimizer.step()
+            self.policy_version += 1
+            self.reports = (*self.reports, report)
+        return report
 
     def trainable(self) -> dict[str, Tensor]:
         """The weights that training changes, by name."""
@@ -94,7 +105,7 @@ class Trainer:
         shown = ", ".join(prompt_ids[:4]) + (" ..." if len(prompt_ids) > 4 else "")
         return (
             f"{what} of update {self.policy_version + 1} is not finite (prompts {shown}). The weights were not changed. Look at "
-            'the step\'s rollouts; lower trainer.learning_rate, or use a bounded reward (algorithm.type = "topd").'
+            'the step\'s rollouts; in a new run lower trainer.learning_rate, or use a bounded reward (algorithm.type = "topd").'
         )
 
 
@@ -103,6 +114,9 @@ def checkpoint_layers(policy: LanguageModel) -> None:
 
     Not transformers' own switch, which drops the prompt's keys and values and only warns.
     """
-    layers: Any = policy.decoder.layers
+    layers: Any = getattr(policy.decoder, "layers", None)
+    if layers is None:
+        kind = type(policy.module).__name__
+        raise ConfigError(f"trainer.gradient_checkpointing = true does not know the layers of {kind}. Set it to false.")
     for layer in layers:
         layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
