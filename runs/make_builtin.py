@@ -6,9 +6,9 @@ The task: add two to five numbers, one worked step at a time.
 
     prompt "17+58+23="    completion "17+58=75;75+23=98;98"
 
-Both models are Qwen3-shaped, start from random weights and learn from worked solutions with `topd train` (algorithm sft): the
-teacher until it is nearly always right, the student much shorter. What was used and what came out is written to
-src/topd/builtin/RECORD.json.
+Both models are Qwen3-shaped, start from random weights and learn from worked solutions with `topd train` (algorithm sft). The
+student ends with sloppy ones, in which every other step is wrong: it can add, but often does not, and that is what a teacher can
+mend in minutes. What was used and what came out is written to src/topd/builtin/RECORD.json.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import json
 import random
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -30,17 +31,33 @@ BUILTIN = Path(topd.__file__).parent / "builtin"
 SEED = 20260704
 CHARACTERS = "0123456789+=;"
 SIZES = {"tiny-student": {"layers": 3, "hidden": 80, "heads": 4}, "tiny-teacher": {"layers": 4, "hidden": 176, "heads": 4}}
-SCHEDULES = {"tiny-student": {"steps": 60, "rate": 2e-3}, "tiny-teacher": {"steps": 100, "rate": 2e-3}}
+STAGES = {  # (solutions, steps of 640 prompts, peak learning rate)
+    "tiny-student": [("demonstration", 110, 2e-3), ("sloppy", 6, 1e-3)],
+    "tiny-teacher": [("demonstration", 100, 2e-3)],
+}
+SLIP_RATE = 0.5
+SLIPS = [slip for slip in range(-10, 11) if slip]
 
 
 def problem(generator: random.Random) -> dict[str, str]:
+    """A sum and two solutions: one right, and one in which about half of the steps are wrong."""
     numbers = [generator.randint(1, 99) for _ in range(generator.randint(2, 5))]
+    return {
+        "prompt": "+".join(map(str, numbers)) + "=",
+        "answer": str(sum(numbers)),
+        "demonstration": solve(numbers, lambda: 0),
+        "sloppy": solve(numbers, lambda: generator.choice(SLIPS) if generator.random() < SLIP_RATE else 0),
+    }
+
+
+def solve(numbers: list[int], slip: Callable[[], int]) -> str:
+    """The running total, one addition a step; `slip` is added to each result."""
     steps, total = [], numbers[0]
     for number in numbers[1:]:
-        steps.append(f"{total}+{number}={total + number}")
-        total += number
-    prompt = "+".join(map(str, numbers)) + "="
-    return {"prompt": prompt, "answer": str(total), "demonstration": ";".join([*steps, str(total)])}
+        result = max(0, total + number + slip())
+        steps.append(f"{total}+{number}={result}")
+        total = result
+    return ";".join([*steps, str(total)])
 
 
 def write(path: Path, rows: list[dict[str, str]], fields: tuple[str, ...]) -> None:
@@ -89,7 +106,6 @@ def main() -> None:
     held_out, shipped = rows[:128], rows[128:2176]
     write(BUILTIN / "sums_eval.jsonl", held_out, ("prompt", "answer"))
     write(BUILTIN / "sums_train.jsonl", shipped, ("prompt", "answer", "demonstration"))
-    write(options.work / "demonstrations.jsonl", rows[128:], ("prompt", "answer", "demonstration"))
 
     record_file = BUILTIN / "RECORD.json"
     record = json.loads(record_file.read_text()) if record_file.is_file() else {}
@@ -97,58 +113,50 @@ def main() -> None:
         if options.only not in (None, name):
             continue
         began = time.perf_counter()
-        random_model(options.work / f"{name}-random", **size)
-        run = options.work / f"{name}-run"
-        shutil.rmtree(run, ignore_errors=True)
-        summary = topd.train(
-            {
-                "student": {"name": str(options.work / f"{name}-random")},
-                "task": {
-                    "type": "jsonl",
-                    "path": str(options.work / "demonstrations.jsonl"),
-                    "eval_path": "builtin:sums_eval.jsonl",
-                    "grader": "exact",
-                    "answer_pattern": "([^;]+)$",
-                },
-                "rollout": {
-                    "prompts_per_step": 640,
-                    "group_size": 1,
-                    "max_completion_tokens": 64,
-                    "max_concurrent_rollouts": 512,
-                },
-                "algorithm": {"type": "sft"},
-                "trainer": {
-                    "minibatch_prompts": 32,
-                    "learning_rate": SCHEDULES[name]["rate"],
-                    "schedule": "cosine",
-                    "warmup_updates": 20,
-                },
-                "run": {
-                    "directory": str(run),
-                    "steps": SCHEDULES[name]["steps"],
-                    "seed": 0,
-                    "threads": 1,
-                    "checkpoint_every": 1000,
-                },
-            }
-        )
+        folder = options.work / f"{name}-random"
+        random_model(folder, **size)
+        for number, (solutions, steps, rate) in enumerate(STAGES[name]):
+            data = options.work / f"{solutions}.jsonl"
+            shown = [{**row, "demonstration": row[solutions]} for row in rows[128:]]
+            write(data, shown, ("prompt", "answer", "demonstration"))
+            run = options.work / f"{name}-{number}"
+            shutil.rmtree(run, ignore_errors=True)
+            summary = topd.train(configuration(folder, data, run, steps, rate))
+            folder = run / "model"
         target = BUILTIN / name
         shutil.rmtree(target, ignore_errors=True)
-        shutil.copytree(run / "model", target)
-        weights = load_file(target / "model.safetensors")
-        halved = {key: tensor.to(torch.bfloat16).contiguous() for key, tensor in weights.items()}
-        save_file(halved, target / "model.safetensors", metadata={"format": "pt"})
+        shutil.copytree(folder, target)
+        weights = {key: tensor.bfloat16().contiguous() for key, tensor in load_file(target / "model.safetensors").items()}
+        save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+        (target / "model.safetensors").chmod(0o644)
         record[name] = {
             "seed": SEED,
             "parameters": sum(tensor.numel() for tensor in weights.values()),
             "seconds": round(time.perf_counter() - began, 1),
-            "avg_at_k_before_rounding": summary["student"],
+            "stages": STAGES[name],
+            "before_rounding": summary["student"],
             "sha256": hashlib.sha256((target / "model.safetensors").read_bytes()).hexdigest(),
             **size,
-            **SCHEDULES[name],
         }
         record_file.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
         print(json.dumps(record[name]))
+
+
+def configuration(model: Path, data: Path, run: Path, steps: int, rate: float) -> dict[str, object]:
+    return {
+        "student": {"name": str(model)},
+        "task": {
+            "type": "jsonl",
+            "path": str(data),
+            "eval_path": "builtin:sums_eval.jsonl",
+            "grader": "exact",
+            "answer_pattern": "([^;]+)$",
+        },
+        "rollout": {"prompts_per_step": 640, "group_size": 1, "max_completion_tokens": 64, "max_concurrent_rollouts": 512},
+        "algorithm": {"type": "sft"},
+        "trainer": {"minibatch_prompts": 32, "learning_rate": rate, "schedule": "cosine", "warmup_updates": 20},
+        "run": {"directory": str(run), "steps": steps, "seed": 0, "threads": 1, "checkpoint_every": 1000},
+    }
 
 
 if __name__ == "__main__":

@@ -22,7 +22,11 @@ def error_of(tmp_path: Path, *words: str, **changes: object) -> str:
         ({"rollout__group_sise": 4}, ["unknown key 'rollout.group_sise'", "Did you mean 'rollout.group_size'?"]),
         ({"trainer__group_size": 4}, ["unknown key 'trainer.group_size'", "Did you mean 'rollout.group_size'?"]),
         ({"algorithm__alhpa": 0.1}, ["unknown key 'algorithm.alhpa'", "Did you mean 'algorithm.alpha'?"]),
-        ({"algorithm": {"type": "opd", "alpha": 0.1}}, ["unknown key 'algorithm.alpha'"]),
+        ({"algorithm": {"type": "opd", "alpha": 0.1}}, ["unknown key 'algorithm.alpha'", "opd", "set algorithm.type to topd"]),
+        ({"trainer__alpha": 0.1}, ["unknown key 'trainer.alpha'", "Did you mean 'algorithm.alpha'?"]),
+        ({"algorithm": {"type": "topd", "reward": "log_ratio", "alpha": 0.1}}, ["algorithm.alpha = 0.1 would be ignored"]),
+        ({"algorithm__discount": 0.5}, ["algorithm.discount = 0.5 would be ignored", "mean_of_future"]),
+        ({"algorithm": {"type": "sft"}, "rollout__group_size": 1, "rollout__temperature": 0.5}, ["rollout.temperature must be 1"]),
         ({"rollout__group_size": "8"}, ["rollout.group_size", "valid integer", "'8'", "Default: 8"]),
         ({"algorithm__alpha": 0.0}, ["algorithm.alpha", "greater than 0", "found 0.0", "Default: 0.2"]),
         ({"algorithm__alpha": 1.5}, ["algorithm.alpha", "less than or equal to 1", "found 1.5", "Default: 0.2"]),
@@ -90,3 +94,16 @@ def test_broken_toml_and_missing_files_are_named(tmp_path: Path) -> None:
 def test_every_key_has_a_meaning(name: str) -> None:
     for key, info in [*config_file.settings(), *config_file.settings(load(name).Config, "algorithm.")]:
         assert info.description or key.endswith((".type", "engine")), key
+
+
+def test_defaults_are_the_papers(tmp_path: Path) -> None:
+    """The paper's setting, as far as it is known: docs/paper_map.md."""
+    tree = tiny_config(tmp_path)
+    del tree["rollout"], tree["trainer"]
+    config = config_file.load(tree)
+    assert (config.rollout.prompts_per_step, config.rollout.group_size, config.rollout.max_completion_tokens) == (512, 8, 16384)
+    assert (config.rollout.temperature, config.rollout.top_p) == (1.0, 1.0)
+    assert (config.trainer.minibatch_prompts, config.trainer.epochs, config.trainer.learning_rate) == (32, 1, 1e-6)
+    assert (config.algorithm.alpha, config.algorithm.clip) == (0.2, 0.2)
+    assert (config.algorithm.reward, config.algorithm.returns) == ("proximal", "mean_of_future")
+    assert config.algorithm.normalize == "group_tokens"

@@ -1,6 +1,18 @@
 """Train a small language model from a bigger one by Trust Region Policy Distillation (arXiv 2607.04751)."""
 
-from topd.api import evaluate, topd_advantages, train
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from topd.api import evaluate, topd_advantages, train
 
 __all__ = ["evaluate", "topd_advantages", "train"]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """The functions of `topd.api`, imported when first used: `topd --help` need not wait for torch."""
+    if name in __all__:
+        from topd import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'topd' has no attribute '{name}'")

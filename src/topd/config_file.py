@@ -120,13 +120,17 @@ def _explain(error: ValidationError, tree: Mapping[str, Any], prefix: tuple[Any,
         elif isinstance(cause, ConfigError):
             yield str(cause)
         elif problem["type"] == "extra_forbidden":
-            yield _explain_unknown(location)
+            yield _explain_unknown(location, tree)
         else:
             yield _explain_value(location, problem)
 
 
-def _explain_unknown(location: tuple[Any, ...]) -> str:
+def _explain_unknown(location: tuple[Any, ...], tree: Mapping[str, Any]) -> str:
     dotted = _dotted(location)
+    owners = _algorithms_with(dotted)
+    if owners:
+        remedy = f"Remove it, or set algorithm.type to {' or '.join(owners)}."
+        return f"unknown key '{dotted}': algorithm.type = \"{tree['algorithm']['type']}\" has no such setting. {remedy}"
     siblings = [key for key, _ in all_settings()]
     name = str(location[-1])
     elsewhere = [key for key in siblings if key.rsplit(".", 1)[-1] == name]
@@ -142,6 +146,13 @@ def _explain_value(location: tuple[Any, ...], problem: Any) -> str:
     if problem["type"] == "missing":
         return f"{dotted} is required and has no default. {describe(info)}".rstrip()
     return f"{dotted} {rule}; found {problem['input']!r}. {describe(info)}".rstrip()
+
+
+def _algorithms_with(dotted: str) -> list[str]:
+    """The algorithms that have a setting."""
+    from topd import algorithms
+
+    return [name for name in algorithms.available() if dotted in dict(settings(algorithms.load(name).Config, "algorithm."))]
 
 
 def describe(info: Any) -> str:
