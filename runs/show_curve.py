@@ -18,11 +18,11 @@ def show(run: Path) -> None:
     for row in rows(run / "evals.jsonl"):
         low, high = row["ci95"]
         print(
-            f"| {row['model']} | {row['step']} | {row['avg_at_k']:.1%} | {low:.1%} to {high:.1%} | {row['k']} | {row['problems']} "
-            f"| {row['truncation_rate']:.1%} | {row['mean_length']:.1f} |"
+            f"| {row['model']} | {row['step']} | {row['avg_at_k']:.1%} | {low:.1%} to {high:.1%} | {row['k']} "
+            f"| {row['problems']} | {row['truncation_rate']:.1%} | {row['mean_length']:.1f} |"
         )
     names = ("reward/mean", "teacher/gap", "token_reward/floor_share", "policy/entropy", "ratio/clip_share", "train/grad_norm")
-    metrics = [row for row in rows(run / "metrics.jsonl")]
+    metrics = rows(run / "metrics.jsonl")
     names = [name for name in names if any(row.get(name) is not None for row in metrics)]
     print("\n| step | " + " | ".join(names) + " |\n" + "| --- " * (len(names) + 1) + "|")
     every = max(1, len(metrics) // 10)

@@ -25,8 +25,12 @@ def error_of(tmp_path: Path, *words: str, **changes: object) -> str:
         ({"algorithm": {"type": "opd", "alpha": 0.1}}, ["unknown key 'algorithm.alpha'", "opd", "set algorithm.type to topd"]),
         ({"trainer__alpha": 0.1}, ["unknown key 'trainer.alpha'", "Did you mean 'algorithm.alpha'?"]),
         ({"algorithm": {"type": "topd", "reward": "log_ratio", "alpha": 0.1}}, ["algorithm.alpha = 0.1 would be ignored"]),
+        ({"eval__temperature": 0.0}, ["eval.samples_per_problem must be 1", "greedy", "found 2"]),
         ({"algorithm__discount": 0.5}, ["algorithm.discount = 0.5 would be ignored", "mean_of_future"]),
-        ({"algorithm": {"type": "sft"}, "rollout__group_size": 1, "rollout__temperature": 0.5}, ["rollout.temperature must be 1"]),
+        (
+            {"algorithm": {"type": "sft"}, "rollout__group_size": 1, "rollout__temperature": 0.5},
+            ["rollout.temperature", "must be 1", "found 0.5"],
+        ),
         ({"rollout__group_size": "8"}, ["rollout.group_size", "valid integer", "'8'", "Default: 8"]),
         ({"algorithm__alpha": 0.0}, ["algorithm.alpha", "greater than 0", "found 0.0", "Default: 0.2"]),
         ({"algorithm__alpha": 1.5}, ["algorithm.alpha", "less than or equal to 1", "found 1.5", "Default: 0.2"]),

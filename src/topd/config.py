@@ -1,13 +1,13 @@
 """The whole configuration: sections, defaults, rules. Precedence: defaults < file < command line.
 
-Unknown keys, wrong types and settings that would be ignored are `ConfigError`s. This module imports no torch; reading
-`[algorithm]` imports that algorithm's module, which declares its own keys.
+Sections are strict: unknown keys, wrong types and values out of range are errors. Rules that span sections are in
+config_rules.py; config_file.py reads files, and finds the class of `[algorithm]`, which its own module declares.
 """
 
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, field_validator
 
 from topd.errors import ConfigError
 
@@ -173,51 +173,3 @@ class Config(Section):
     trainer: TrainerConfig = TrainerConfig()
     eval: EvalConfig = EvalConfig()
     run: RunConfig
-
-    @field_validator("algorithm", mode="before")
-    @classmethod
-    def _load_algorithm(cls, value: Any) -> Any:
-        if not isinstance(value, dict) or "type" not in value:
-            return value
-        from topd import algorithms  # here, because algorithms import torch and their Config comes from this module
-
-        return algorithms.load(str(value["type"])).Config.model_validate(value)
-
-    @model_validator(mode="after")
-    def _check_sections_agree(self) -> "Config":
-        from topd import algorithms
-
-        needs = algorithms.load(self.algorithm.type).NEEDS
-        rollout, trainer = self.rollout, self.trainer
-        if "teacher_logprobs" in needs and self.teacher is None:
-            raise ConfigError(
-                f'[teacher] is missing: algorithm.type = "{self.algorithm.type}" learns from a teacher\'s log-probs. '
-                "Add a [teacher] section with a `name`, or choose an algorithm without a teacher (grpo, sft)."
-            )
-        if rollout.prompts_per_step % trainer.minibatch_prompts:
-            raise ConfigError(
-                f"trainer.minibatch_prompts must divide rollout.prompts_per_step, so that every update has whole groups; found "
-                f"{trainer.minibatch_prompts} and {rollout.prompts_per_step}. Divisors of {rollout.prompts_per_step}: "
-                f"{', '.join(str(d) for d in range(1, rollout.prompts_per_step + 1) if rollout.prompts_per_step % d == 0)}."
-            )
-        if rollout.group_size < self.algorithm.min_group_size:
-            raise ConfigError(
-                f"rollout.group_size must be >= {self.algorithm.min_group_size} for algorithm.type = "
-                f'"{self.algorithm.type}" (it compares the completions of one prompt), found {rollout.group_size}. '
-                'Set rollout.group_size = 8 (the paper\'s), or use algorithm.type = "opd", which needs no group.'
-            )
-        if "demonstrations" in needs and rollout.group_size != 1:
-            raise ConfigError(
-                f'rollout.group_size must be 1 for algorithm.type = "{self.algorithm.type}" (a prompt has one demonstration, '
-                f"nothing is sampled), found {rollout.group_size}. Set rollout.group_size = 1."
-            )
-        if "demonstrations" in needs and rollout.temperature != 1:
-            raise ConfigError(
-                f'rollout.temperature must be 1 for algorithm.type = "{self.algorithm.type}" (nothing is sampled), found '
-                f"{rollout.temperature}. Remove it."
-            )
-        if self.task.system_prompt is not None and self.task.template == "plain":
-            raise ConfigError(
-                'task.system_prompt would be ignored with task.template = "plain". Remove it, or set task.template = "chat".'
-            )
-        return self

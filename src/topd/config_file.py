@@ -12,7 +12,9 @@ from typing import Any
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
-from topd.config import Config
+from topd import algorithms
+from topd.config import AlgorithmConfig, Config
+from topd.config_rules import broken_rules
 from topd.errors import ConfigError
 
 SHIPPED = Path(__file__).parent / "configs"
@@ -46,10 +48,31 @@ def find(source: str | Path) -> Path:
 
 def validate(tree: Mapping[str, Any]) -> Config:
     """A `Config` from nested mappings; all problems found are reported together."""
+    problems: list[str] = []
+    algorithm = _algorithm(tree.get("algorithm"), problems)
     try:
-        return Config.model_validate(tree)
+        config = Config.model_validate({**tree, "algorithm": algorithm or AlgorithmConfig(type="unknown")})
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(error, tree))) from None
+        problems += _explain(error, tree)
+    if not problems:
+        problems += broken_rules(config, algorithms.load(config.algorithm.type).NEEDS)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return config
+
+
+def _algorithm(table: Any, problems: list[str]) -> AlgorithmConfig | None:
+    """The `[algorithm]` table as the `Config` of the module that it names; None, with the problems added, if it is not valid."""
+    if not isinstance(table, Mapping) or not isinstance(table.get("type"), str):
+        problems.append(f"algorithm.type is required: one of {', '.join(algorithms.available())}.")
+        return None
+    try:
+        return algorithms.load(table["type"]).Config.model_validate(table)
+    except ConfigError as error:
+        problems.append(str(error))
+    except ValidationError as error:
+        problems += _explain(error, {"algorithm": table}, ("algorithm",))
+    return None
 
 
 def dump(config: Config) -> str:
@@ -113,11 +136,8 @@ def _assign(tree: dict[str, Any], dotted_key: str, value: Any) -> None:
 def _explain(error: ValidationError, tree: Mapping[str, Any], prefix: tuple[Any, ...] = ()) -> Iterator[str]:
     """One paragraph per problem: key, rule, value found, remedy."""
     for problem in error.errors():
-        cause = problem.get("ctx", {}).get("error")
         location = prefix + tuple(problem["loc"])
-        if isinstance(cause, ValidationError):
-            yield from _explain(cause, tree, location)
-        elif isinstance(cause, ConfigError):
+        if isinstance(cause := problem.get("ctx", {}).get("error"), ConfigError):
             yield str(cause)
         elif problem["type"] == "extra_forbidden":
             yield _explain_unknown(location, tree)
@@ -150,8 +170,6 @@ def _explain_value(location: tuple[Any, ...], problem: Any) -> str:
 
 def _algorithms_with(dotted: str) -> list[str]:
     """The algorithms that have a setting."""
-    from topd import algorithms
-
     return [name for name in algorithms.available() if dotted in dict(settings(algorithms.load(name).Config, "algorithm."))]
 
 
@@ -163,8 +181,6 @@ def describe(info: Any) -> str:
 
 
 def all_settings() -> list[tuple[str, Any]]:
-    from topd import algorithms
-
     found = dict(settings())
     for name in algorithms.available():
         found |= dict(settings(algorithms.load(name).Config, "algorithm."))

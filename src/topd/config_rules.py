@@ -1,0 +1,68 @@
+"""Rules that span sections of the configuration: what cannot work together, and what would be ignored."""
+
+from collections.abc import Callable, Iterator, Set
+
+from topd.config import Config
+
+Rule = Callable[[Config, Set[str]], Iterator[str]]
+
+
+def broken_rules(config: Config, needs: Set[str]) -> list[str]:
+    """One paragraph for every broken rule. `needs` are the NEEDS of the configuration's algorithm."""
+    return [message for rule in RULES for message in rule(config, needs)]
+
+
+def _teacher(config: Config, needs: Set[str]) -> Iterator[str]:
+    if "teacher_logprobs" in needs and config.teacher is None:
+        yield (
+            f'[teacher] is missing: algorithm.type = "{config.algorithm.type}" learns from a teacher\'s log-probs. '
+            "Add a [teacher] section with a `name`, or choose an algorithm without a teacher (grpo, sft)."
+        )
+
+
+def _minibatches(config: Config, needs: Set[str]) -> Iterator[str]:
+    prompts, size = config.rollout.prompts_per_step, config.trainer.minibatch_prompts
+    if prompts % size:
+        divisors = ", ".join(str(d) for d in range(1, prompts + 1) if prompts % d == 0)
+        yield (
+            "trainer.minibatch_prompts must divide rollout.prompts_per_step, so that every update has whole groups; found "
+            f"{size} and {prompts}. Divisors of {prompts}: {divisors}."
+        )
+
+
+def _group_size(config: Config, needs: Set[str]) -> Iterator[str]:
+    algorithm, size = config.algorithm, config.rollout.group_size
+    if size < algorithm.min_group_size:
+        yield (
+            f"rollout.group_size must be >= {algorithm.min_group_size} for algorithm.type = "
+            f'"{algorithm.type}" (it compares the completions of one prompt), found {size}. '
+            'Set rollout.group_size = 8 (the paper\'s), or use algorithm.type = "opd", which needs no group.'
+        )
+    if "demonstrations" in needs and size != 1:
+        yield (
+            f'rollout.group_size must be 1 for algorithm.type = "{algorithm.type}" (a prompt has one demonstration, nothing is '
+            f"sampled), found {size}. Set rollout.group_size = 1."
+        )
+
+
+def _sampling(config: Config, needs: Set[str]) -> Iterator[str]:
+    if "demonstrations" in needs and (config.rollout.temperature, config.rollout.top_p) != (1, 1):
+        yield (
+            f'rollout.temperature and rollout.top_p must be 1 for algorithm.type = "{config.algorithm.type}" (nothing is '
+            f"sampled), found {config.rollout.temperature} and {config.rollout.top_p}. Remove them."
+        )
+    if config.eval.temperature == 0 and config.eval.samples_per_problem > 1:
+        yield (
+            "eval.samples_per_problem must be 1 with eval.temperature = 0 (greedy samples are all the same), found "
+            f"{config.eval.samples_per_problem}. Set it to 1, or raise the temperature."
+        )
+
+
+def _prompts(config: Config, needs: Set[str]) -> Iterator[str]:
+    tasks = {"task": config.task} | {f"eval.benchmarks[{i}].task": item.task for i, item in enumerate(config.eval.benchmarks)}
+    for where, task in tasks.items():
+        if task.system_prompt is not None and task.template == "plain":
+            yield (f'{where}.system_prompt would be ignored with {where}.template = "plain". Remove it, or choose "chat".')
+
+
+RULES: tuple[Rule, ...] = (_teacher, _minibatches, _group_size, _sampling, _prompts)
