@@ -5,7 +5,7 @@
     question  "State the final answer to the following arithmetic problem: 15 - 43 - 75 ="
     solution  "15 - 43 = -28\n-28 - 75 = -103\nThe answer is -103"
 
-The seeds lie between those that configs/smollm2.toml trains on and those it holds out, so the three sets are disjoint.
+The seeds are those of no other set. Small sums repeat all the same; `topd train` leaves out the questions that a benchmark asks.
 """
 
 import argparse

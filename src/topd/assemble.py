@@ -10,6 +10,7 @@ from topd import algorithms
 from topd.algorithms.base import Algorithm
 from topd.config import Config
 from topd.errors import ConfigError
+from topd.eval.benchmark import Benchmark, load_benchmarks
 from topd.models.device import pick_device
 from topd.models.language_model import LanguageModel
 from topd.models.load import load, replica, with_adapters
@@ -17,7 +18,7 @@ from topd.rollout.embedded import EmbeddedEngine
 from topd.tasks.grading import Grader
 from topd.tasks.load import load_task
 from topd.tasks.prompts import PromptStream, make_prompts
-from topd.tasks.task import Task
+from topd.tasks.task import without_leaks
 from topd.teacher.local import LocalTeacher
 from topd.teacher.probe import Check, check_pair, check_run
 from topd.trainer.step import Trainer
@@ -30,7 +31,6 @@ class Parts:
 
     config: Config
     device: torch.device
-    task: Task
     prompts: PromptStream
     grader: Grader
     algorithm: Algorithm
@@ -39,6 +39,9 @@ class Parts:
     teacher_model: LanguageModel | None
     teacher: LocalTeacher | None
     """What credit asks; None if the algorithm asks no teacher. Its model may still be there, to be evaluated."""
+    benchmarks: Sequence[Benchmark]
+    num_leaks: int
+    """Training problems left out because a benchmark asks the same question."""
 
     @property
     def samples(self) -> bool:
@@ -54,7 +57,10 @@ def assemble(config: Config) -> Parts:
     task = load_task(config.task, seed=config.run.seed)
     policy = load_policy(config, device)
     engine = make_engine(config, policy)
-    prompts = make_prompts(task.train, policy, config.task, name="train", room=config.rollout.max_completion_tokens)
+    benchmarks = load_benchmarks(config, task, policy)
+    train = without_leaks(task.train, [problem for benchmark in benchmarks for problem in benchmark.held_out])
+    prompts = make_prompts(train, policy, config.task, name="train", room=config.rollout.max_completion_tokens)
+    check_prompts(prompts, algorithm, config.algorithm.type)
     teacher_model = (
         load(config.teacher.name, dtype=config.teacher.dtype, device=device, role="teacher") if config.teacher else None
     )
@@ -62,7 +68,6 @@ def assemble(config: Config) -> Parts:
     return Parts(
         config=config,
         device=device,
-        task=task,
         prompts=PromptStream(prompts, per_step=config.rollout.prompts_per_step, seed=config.run.seed),
         grader=Grader(task.score, config.task.answer_pattern),
         algorithm=algorithm,
@@ -70,11 +75,15 @@ def assemble(config: Config) -> Parts:
         engine=engine,
         teacher_model=teacher_model,
         teacher=make_teacher(config, policy, teacher_model) if needs_teacher else None,
+        benchmarks=benchmarks,
+        num_leaks=len(task.train) - len(train),
     )
 
 
 def check_prompts(prompts: Sequence[Prompt], algorithm: Algorithm, name: str) -> None:
-    """Raise ConfigError if the prompts lack what the algorithm learns from."""
+    """Raise ConfigError if there are no prompts, or they lack what the algorithm learns from."""
+    if not prompts:
+        raise ConfigError("every training problem is also held out by a benchmark. Give other problems to train on.")
     if "answers" in algorithm.NEEDS and all(prompt.answer is None for prompt in prompts):
         raise ConfigError(
             f'algorithm.type = "{name}" learns from grades, but no training problem has an answer to grade against. Add answers '

@@ -10,7 +10,7 @@ from typing import Any
 from topd.assemble import Parts, assemble, make_trainer, probe, require
 from topd.config import Config
 from topd.errors import ConfigError
-from topd.eval.benchmark import Benchmark, evaluate_engine, load_benchmarks, sampling_params
+from topd.eval.benchmark import Benchmark, evaluate_engine, sampling_params
 from topd.models.export import export
 from topd.rollout.embedded import EmbeddedEngine
 from topd.rollout.engine import Engine, SamplingParams
@@ -48,10 +48,11 @@ class Run:
         self.directory = directory
         self.display = display
         self.trainer = make_trainer(parts)
-        self.benchmarks = load_benchmarks(parts.config, parts.task, parts.policy)
         self.steps_done = 0
 
     def to_the_end(self) -> dict[str, Any]:
+        if self.parts.num_leaks:
+            self.display.line(f"{self.parts.num_leaks} training problems are also held out by a benchmark: not trained on")
         self.resume()
         try:
             self.evaluate_due(self.steps_done)
@@ -180,7 +181,7 @@ class Run:
         every = self.config.eval.every_steps
         if step not in (0, self.config.run.steps) and not (every and step % every == 0):
             return
-        for benchmark in self.benchmarks:
+        for benchmark in self.parts.benchmarks:
             self._evaluate("student", step, benchmark, self.parts.engine)
             if step == 0 and self.parts.teacher_model is not None:
                 rows = self.config.rollout.max_concurrent_rollouts

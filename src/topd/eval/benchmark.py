@@ -14,7 +14,7 @@ from topd.rollout.engine import Engine, SamplingParams
 from topd.tasks.grading import Grader
 from topd.tasks.load import load_task
 from topd.tasks.prompts import make_prompts
-from topd.tasks.task import Task
+from topd.tasks.task import Problem, Task
 from topd.types import Prompt, RolloutGroup
 
 FULL_MARKS = 1.0 - 1e-6
@@ -28,21 +28,27 @@ class Benchmark:
     name: str
     prompts: Sequence[Prompt]
     grader: Grader
+    held_out: Sequence[Problem]
+    """All problems that must not be trained on, also those that `eval.max_problems` leaves out."""
 
 
 def load_benchmarks(config: Config, task: Task, model: LanguageModel) -> list[Benchmark]:
-    """The configured benchmarks, or the task's own held-out problems. Empty if there are none."""
+    """The configured benchmarks, or the task's own held-out problems. Empty if there are none.
+
+    Raises ConfigError for a named benchmark without problems.
+    """
+    key = "eval" if config.eval.max_completion_tokens else "rollout"
     room = config.eval.max_completion_tokens or config.rollout.max_completion_tokens
     named = [(item.name, item.task, load_task(item.task, seed=config.run.seed)) for item in config.eval.benchmarks]
     benchmarks = []
     for name, task_config, loaded in named or [("held_out", config.task, task)]:
         problems = loaded.held_out[: config.eval.max_problems]
-        prompts = make_prompts(problems, model, task_config, name=name, room=room)
+        prompts = make_prompts(problems, model, task_config, name=name, room=room, room_key=f"{key}.max_completion_tokens")
         if not prompts and named:
             raise ConfigError(f'eval.benchmarks: "{name}" has no held-out problems. Set its task.eval_path or eval_split.')
         if prompts:
             grader = Grader(loaded.score, task_config.answer_pattern)
-            benchmarks.append(Benchmark(name=name, prompts=prompts, grader=grader))
+            benchmarks.append(Benchmark(name=name, prompts=prompts, grader=grader, held_out=loaded.held_out))
     return benchmarks
 
 

@@ -4,11 +4,11 @@ from topd.config import HubConfig
 from topd.errors import ConfigError
 from topd.tasks.grading import SCORERS
 from topd.tasks.jsonl import problem_from
-from topd.tasks.task import Problem, Task, without_leaks
+from topd.tasks.task import Problem, Task, unique, without_leaks
 
 
 def load(config: HubConfig) -> Task:
-    held_out = _read(config, config.eval_split) if config.eval_split else []
+    held_out = unique(_read(config, config.eval_split)) if config.eval_split else []
     return Task(
         train=without_leaks(_read(config, config.split), held_out),
         held_out=held_out,

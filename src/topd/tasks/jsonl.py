@@ -8,14 +8,14 @@ from typing import Any
 from topd.config import JsonlConfig
 from topd.errors import ConfigError
 from topd.tasks.grading import SCORERS
-from topd.tasks.task import Problem, Task, without_leaks
+from topd.tasks.task import Problem, Task, unique, without_leaks
 
 BUILTIN = Path(__file__).parent.parent / "builtin"
 FIELDS = {"prompt", "answer", "domain", "demonstration"}
 
 
 def load(config: JsonlConfig) -> Task:
-    held_out = read(config.eval_path, "task.eval_path") if config.eval_path else []
+    held_out = unique(read(config.eval_path, "task.eval_path")) if config.eval_path else []
     train = without_leaks(read(config.path, "task.path"), held_out)
     return Task(train=train, held_out=held_out, score=SCORERS[config.grader])
 

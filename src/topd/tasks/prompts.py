@@ -17,10 +17,19 @@ from topd.tasks.task import Problem
 from topd.types import Prompt, Rollout
 
 
-def make_prompts(problems: Sequence[Problem], model: LanguageModel, config: TaskConfig, *, name: str, room: int) -> list[Prompt]:
+def make_prompts(
+    problems: Sequence[Problem],
+    model: LanguageModel,
+    config: TaskConfig,
+    *,
+    name: str,
+    room: int,
+    room_key: str = "rollout.max_completion_tokens",
+) -> list[Prompt]:
     """Render and tokenize. Prompts with more than `task.max_prompt_tokens` tokens are dropped.
 
-    Raises ConfigError for a prompt that, with `room` completion tokens, exceeds the model's context.
+    Raises ConfigError for a prompt that, with `room` completion tokens, exceeds the model's context; `room_key` is the setting
+    behind `room`.
     """
     prompts = [_prompt(problem, model.tokenizer, config, f"{name}/{i}") for i, problem in enumerate(problems)]
     if config.max_prompt_tokens is not None:
@@ -31,8 +40,8 @@ def make_prompts(problems: Sequence[Problem], model: LanguageModel, config: Task
         if len(prompt.token_ids) + room > model.context_length:
             raise ConfigError(
                 f"prompt {prompt.id} has {len(prompt.token_ids)} tokens; with {room} completion tokens it exceeds the context of "
-                f"{model.name} ({model.context_length}). Lower rollout.max_completion_tokens, or set task.max_prompt_tokens to "
-                "drop long prompts."
+                f"{model.name} ({model.context_length}). Lower {room_key}, or set task.max_prompt_tokens to drop long "
+                "prompts."
             )
     return prompts
 

@@ -28,6 +28,11 @@ class Task:
     score: Score
 
 
+def unique(problems: Sequence[Problem]) -> list[Problem]:
+    """The first problem of every question; a question counted twice would narrow intervals for nothing."""
+    return list({problem.question: problem for problem in reversed(problems)}.values())[::-1]
+
+
 def without_leaks(train: Sequence[Problem], held_out: Sequence[Problem]) -> list[Problem]:
     """The training problems whose question is not also held out."""
     questions = {problem.question for problem in held_out}
