@@ -47,6 +47,13 @@ def test_config_prints_what_train_would_use(config: str, capsys: pytest.CaptureF
     assert "algorithm.alpha" in listed
 
 
+def test_overrides_may_stand_anywhere(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "--run.steps", "4", config, "--algorithm.alpha=0.1"]) == 0
+    out = capsys.readouterr().out
+    assert "steps = 4" in out
+    assert "alpha = 0.1" in out
+
+
 def test_probe_prints_every_verdict(config: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["probe", config]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -64,7 +71,7 @@ def test_probe_fails_with_two(tmp_path: Path, config: str, capsys: pytest.Captur
 
 def test_eval_prints_rows(config: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", "builtin:tiny-teacher", "--config", config]) == 0
-    assert json.loads(capsys.readouterr().out.split("\n\n")[-1])["benchmark"] == "held_out"
+    assert json.loads(capsys.readouterr().out)["benchmark"] == "held_out"
 
 
 def truncated(folder: Path) -> str:
@@ -118,6 +125,26 @@ def test_nan_weights_stop_at_the_probe(tmp_path: Path, config: str, capsys: pyte
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     assert main(["train", config, "--teacher.name", str(folder)]) == 2
     assert "teacher" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "said"),
+    [
+        (b'{"prompt": "\xff"}\n', [], "is not UTF-8"),
+        (b'{"prompt": "1+1="}\n', ["--algorithm.type", "grpo"], "no training problem has an answer"),
+        (b'{"prompt": "1+1="}\n', ["--algorithm.type", "sft", "--rollout.group_size", "1"], "learns from demonstrations"),
+        (b'{"prompt": "1+1="}\n', ["--student.lora.target_modules", "nothing"], "student.lora.target_modules"),
+    ],
+    ids=["not text", "no answers", "no demonstrations", "no such modules"],
+)
+def test_unusable_data_and_adapters_are_named(
+    tmp_path: Path, config: str, capsys: pytest.CaptureFixture[str], text: bytes, words: list[str], said: str
+) -> None:
+    (tmp_path / "data.jsonl").write_bytes(text)
+    assert main(["train", config, "--task.path", str(tmp_path / "data.jsonl"), *words]) == 2
+    message = capsys.readouterr().err
+    assert said in message
+    assert "Traceback" not in message
 
 
 def test_an_empty_task_is_named(tmp_path: Path, config: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,6 +25,9 @@ def error_of(tmp_path: Path, *words: str, **changes: object) -> str:
         ({"algorithm": {"type": "opd", "alpha": 0.1}}, ["unknown key 'algorithm.alpha'", "opd", "set algorithm.type to topd"]),
         ({"trainer__alpha": 0.1}, ["unknown key 'trainer.alpha'", "Did you mean 'algorithm.alpha'?"]),
         ({"algorithm": {"type": "topd", "reward": "log_ratio", "alpha": 0.1}}, ["algorithm.alpha = 0.1 would be ignored"]),
+        ({"eval__samples_per_problem": 17}, ["rollout.max_concurrent_rollouts", "16 and 17"]),
+        ({"algorithm": {"type": "grpo"}, "teacher__map_eos": True}, ["teacher.map_eos would be ignored"]),
+        ({"algorithm": {"type": "topd", "normalize": "none", "std_floor": 0.1}}, ["algorithm.std_floor = 0.1 would be ignored"]),
         ({"eval__temperature": 0.0}, ["eval.samples_per_problem must be 1", "greedy", "found 2"]),
         ({"algorithm__discount": 0.5}, ["algorithm.discount = 0.5 would be ignored", "mean_of_future"]),
         (

@@ -19,7 +19,7 @@ def train(config: "Config | str | Path | Mapping[str, Any]", *overrides: str) ->
     """
     from topd import config_file, loop
 
-    return loop.run(config if isinstance(config, Config) else config_file.load(config, overrides))
+    return loop.run(config_file.load(config, overrides))
 
 
 def evaluate(model: str, config: "Config | str | Path | Mapping[str, Any]", *overrides: str) -> list[dict[str, Any]]:
@@ -30,7 +30,7 @@ def evaluate(model: str, config: "Config | str | Path | Mapping[str, Any]", *ove
     from topd import config_file
     from topd.eval.standalone import evaluate_model
 
-    return evaluate_model(model, config if isinstance(config, Config) else config_file.load(config, overrides))
+    return evaluate_model(model, config_file.load(config, overrides))
 
 
 def topd_advantages(
@@ -39,10 +39,10 @@ def topd_advantages(
     """TOP-D's per-token advantages for one group: bounded reward, Eq. 8, normalisation over the group's tokens.
 
     Both lists hold one 1-D float tensor per completion, equal lengths pairwise, in nats; only tokens the policy sampled belong
-    in them. Any device. Returns one tensor per completion, detached, of the same lengths. For alpha < 1 they are finite even
-    where a teacher log-prob is -inf.
-    Raises ValueError for an empty or single-completion group, unequal lengths, tensors that are not 1-D floats, or alpha
-    outside (0, 1]. Source: arXiv 2607.04751, its Algorithm 1; see `topd.algorithms.topd`.
+    in them. Any device and float dtype. Returns one float32 tensor per completion, detached, of the same lengths and on the same
+    device. For alpha < 1 they are finite even where a teacher log-prob is -inf.
+    Raises ValueError for an empty or single-completion group, unequal lengths, tensors that are not 1-D floats or hold NaN, or
+    alpha outside (0, 1]. Source: arXiv 2607.04751, its Algorithm 1; see `topd.algorithms.topd`.
     """
     from topd.algorithms import topd as algorithm
     from topd.types import CreditInput
@@ -51,17 +51,18 @@ def topd_advantages(
     if not 0 < alpha <= 1:
         raise ValueError(f"alpha must be in (0, 1], got {alpha}")
     lengths = [len(part) for part in behaviour_logprobs]
+    teacher, behaviour = (torch.cat(list(parts)).detach().cpu().float() for parts in (teacher_logprobs, behaviour_logprobs))
     credit = algorithm.credit(
         CreditInput(
-            lengths=torch.tensor(lengths, device=behaviour_logprobs[0].device),
-            group_sizes=torch.tensor([len(lengths)], device=behaviour_logprobs[0].device),
-            rewards=torch.zeros(len(lengths), device=behaviour_logprobs[0].device),
-            behaviour_logprobs=torch.cat(list(behaviour_logprobs)).detach(),
-            teacher_logprobs=torch.cat(list(teacher_logprobs)).detach(),
+            lengths=torch.tensor(lengths),
+            group_sizes=torch.tensor([len(lengths)]),
+            rewards=torch.zeros(len(lengths)),
+            behaviour_logprobs=behaviour,
+            teacher_logprobs=teacher,
         ),
         algorithm.Config(alpha=alpha),
     )
-    return list(credit.advantages.split(lengths))
+    return list(credit.advantages.to(behaviour_logprobs[0].device).split(lengths))
 
 
 def _check_group(teacher_logprobs: Sequence[Tensor], behaviour_logprobs: Sequence[Tensor]) -> None:
@@ -77,3 +78,5 @@ def _check_group(teacher_logprobs: Sequence[Tensor], behaviour_logprobs: Sequenc
             )
         if not (teacher.is_floating_point() and behaviour.is_floating_point()):
             raise ValueError(f"completion {i}: log-probs must be floats, got {teacher.dtype} and {behaviour.dtype}")
+        if bool(teacher.isnan().any()) or not bool(behaviour.isfinite().all()):
+            raise ValueError(f"completion {i}: NaN teacher or non-finite behaviour log-probs")

@@ -20,7 +20,7 @@ from topd.tasks.load import load_task
 from topd.tasks.prompts import PromptStream, make_prompts
 from topd.tasks.task import without_leaks
 from topd.teacher.local import LocalTeacher
-from topd.teacher.probe import Check, check_pair, check_run
+from topd.teacher.probe import Check, check_end_tokens, check_run, check_vocabulary, end_token_map
 from topd.trainer.step import Trainer
 from topd.types import Prompt
 
@@ -120,20 +120,21 @@ def make_engine(config: Config, policy: LanguageModel) -> EmbeddedEngine:
 def make_teacher(config: Config, policy: LanguageModel, model: LanguageModel | None) -> LocalTeacher:
     assert model is not None
     assert config.teacher is not None
-    ends = (policy.eos_token_ids[0], model.eos_token_ids[0])
     return LocalTeacher(
         model,
         temperature=config.rollout.temperature,
         max_tokens=config.trainer.max_tokens_per_microbatch,
-        map_eos=ends if config.teacher.map_eos and ends[0] != ends[1] else None,
+        map_eos=end_token_map(policy, model) if config.teacher.map_eos else None,
     )
 
 
 def probe(parts: Parts) -> list[Check]:
     """All checks of teacher/probe.py; those of the run are made only if the two models fit at all."""
     checks: list[Check] = []
-    if parts.teacher is not None and parts.teacher_model is not None and parts.config.teacher is not None:
-        checks += check_pair(parts.policy, parts.teacher_model, map_eos=parts.config.teacher.map_eos)
+    if parts.teacher_model is not None and parts.config.teacher is not None:
+        checks.append(check_vocabulary(parts.policy, parts.teacher_model))  # also of a teacher that is only evaluated
+        if parts.teacher is not None and checks[0].ok:
+            checks.append(check_end_tokens(parts.policy, parts.teacher_model, parts.config.teacher.map_eos))
     if parts.samples and all(check.ok for check in checks):
         checks += check_run(
             parts.config,

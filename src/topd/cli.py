@@ -4,6 +4,7 @@ import argparse
 import json
 import logging
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -22,7 +23,9 @@ exit codes: 0 done; 2 the input cannot be used; 3 stopped by a failure, resumabl
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    arguments, rest = _parser().parse_known_args(argv)
+    words, overrides = _split(sys.argv[1:] if argv is None else argv)
+    arguments, rest = _parser().parse_known_args(words)
+    rest += overrides
     if arguments.command is None:
         _parser().print_help()
         return 0
@@ -41,6 +44,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print("topd: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
+
+
+def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The command's own words, and the overrides `--a.b value` and `--a.b=value`, which may stand anywhere."""
+    own: list[str] = []
+    overrides: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        is_override = re.match(r"--[\w-]+\.[\w.-]+(=|$)", word) is not None
+        (overrides if is_override else own).append(word)
+        if is_override and "=" not in word and rest:
+            overrides.append(rest.pop(0))
+    return own, overrides
 
 
 def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> int:

@@ -20,11 +20,15 @@ from topd.errors import ConfigError
 SHIPPED = Path(__file__).parent / "configs"
 
 
-def load(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
+def load(source: Config | str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
     """A validated configuration from a TOML file, the name of a shipped one, or a nested mapping, plus `--a.b value` words.
+
+    A `Config` is validated anew, as a mapping would be.
 
     Raises ConfigError naming the key, the rule, the value found and the remedy.
     """
+    if isinstance(source, Config):
+        source = source.model_dump()
     tree = dict(source) if isinstance(source, Mapping) else _read(find(source))
     for dotted_key, value in _parse_overrides(overrides):
         _assign(tree, dotted_key, value)

@@ -18,6 +18,8 @@ def _teacher(config: Config, needs: Set[str]) -> Iterator[str]:
             f'[teacher] is missing: algorithm.type = "{config.algorithm.type}" learns from a teacher\'s log-probs. '
             "Add a [teacher] section with a `name`, or choose an algorithm without a teacher (grpo, sft)."
         )
+    if "teacher_logprobs" not in needs and config.teacher is not None and config.teacher.map_eos:
+        yield (f'teacher.map_eos would be ignored: algorithm.type = "{config.algorithm.type}" asks no teacher. Remove it.')
 
 
 def _minibatches(config: Config, needs: Set[str]) -> Iterator[str]:
@@ -58,6 +60,19 @@ def _sampling(config: Config, needs: Set[str]) -> Iterator[str]:
         )
 
 
+def _concurrency(config: Config, needs: Set[str]) -> Iterator[str]:
+    rows = config.rollout.max_concurrent_rollouts
+    for key, size in (
+        ("rollout.group_size", config.rollout.group_size),
+        ("eval.samples_per_problem", config.eval.samples_per_problem),
+    ):
+        if rows < size:
+            yield (
+                f"rollout.max_concurrent_rollouts must be >= {key}, as the completions of a prompt are decoded together; found "
+                f"{rows} and {size}. Raise the first or lower the second."
+            )
+
+
 def _prompts(config: Config, needs: Set[str]) -> Iterator[str]:
     tasks = {"task": config.task} | {f"eval.benchmarks[{i}].task": item.task for i, item in enumerate(config.eval.benchmarks)}
     for where, task in tasks.items():
@@ -65,4 +80,4 @@ def _prompts(config: Config, needs: Set[str]) -> Iterator[str]:
             yield (f'{where}.system_prompt would be ignored with {where}.template = "plain". Remove it, or choose "chat".')
 
 
-RULES: tuple[Rule, ...] = (_teacher, _minibatches, _group_size, _sampling, _prompts)
+RULES: tuple[Rule, ...] = (_teacher, _minibatches, _group_size, _sampling, _concurrency, _prompts)

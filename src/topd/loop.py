@@ -3,13 +3,17 @@
 Prompt -> RolloutGroup -> ScoredGroup -> TrainBatch -> StepReport
 """
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from topd.assemble import Parts, assemble, make_trainer, probe, require
 from topd.config import Config
-from topd.errors import ConfigError
+from topd.errors import ConfigError, RunStopped
 from topd.eval.benchmark import Benchmark, evaluate_engine, sampling_params
 from topd.models.export import export
 from topd.rollout.embedded import EmbeddedEngine
@@ -34,9 +38,25 @@ def run(config: Config, display: Display | None = None) -> dict[str, Any]:
     """
     with interruptible(), open_run(config) as directory:
         display = display or Display()
-        parts = assemble(config)
-        require(probe(parts))
-        return Run(parts, directory, display).to_the_end()
+        with naming_memory():
+            parts = assemble(config)
+            require(probe(parts))
+            directory.begin(config)
+            return Run(parts, directory, display).to_the_end()
+
+
+@contextmanager
+def naming_memory() -> Iterator[None]:
+    """Turn an allocation that failed into RunStopped, with the settings that decide how much is needed."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+            raise
+        raise RunStopped(
+            f"out of memory: {str(error).splitlines()[0]} In a new run lower trainer.max_tokens_per_microbatch (scoring, "
+            "updates) or rollout.max_concurrent_rollouts (sampling), or set trainer.gradient_checkpointing = true."
+        ) from error
 
 
 class Run:
@@ -63,6 +83,10 @@ class Run:
         except Interrupted:
             saved = self.save()
             self.display.line(f"stopped; saved {saved}. To go on, run the same command with --run.resume true.")
+            raise
+        except RunStopped:  # the weights are those of the last update; a full disk may refuse this save as well
+            with contextlib.suppress(RunStopped):
+                self.save()
             raise
         return self.finish()
 
@@ -161,10 +185,12 @@ class Run:
             self.steps_done = checkpoint.restore(newest, self.trainer)
             self.parts.engine.load_weights(self.trainer.policy_version)
             self.display.line(f"resumed from {newest}")
-        if self.steps_done > self.config.run.steps:
+        elif self.config.run.resume:
+            self.display.line(f"no checkpoint in {self.directory.checkpoints}: starting from the beginning")
+        if self.steps_done + bool(self.trainer.reports) > self.config.run.steps:
             raise ConfigError(
-                f"run.steps = {self.config.run.steps}, but the run in {self.directory.path} has already made {self.steps_done}. "
-                "Set run.steps to at least that."
+                f"run.steps = {self.config.run.steps}, but the run in {self.directory.path} has gone beyond: its newest "
+                f"checkpoint is {newest.name if newest else None}. Set run.steps higher."
             )
         self.directory.forget_after(self.steps_done)
 

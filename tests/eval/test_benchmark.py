@@ -28,7 +28,7 @@ def test_pass_at_one_is_avg_at_k() -> None:
     scores = (np.random.default_rng(0).random((20, 6)) < 0.4).astype(float)
     found = summarise(scores, seed=0)
     assert found["pass_at"]["1"]["value"] == pytest.approx(found["avg_at_k"])
-    assert set(found["pass_at"]) == {"1", "2", "4"}
+    assert set(found["pass_at"]) == {"1", "2", "4", "6"}
 
 
 def test_settings_are_stored_with_the_number_and_the_draw_is_repeatable(tmp_path: Path) -> None:
@@ -56,3 +56,21 @@ def test_nothing_to_evaluate_is_an_error(tmp_path: Path) -> None:
     config = config_file.load(tiny_config(tmp_path, task__eval_path=None))
     with pytest.raises(ConfigError, match="no held-out problems"):
         evaluate("builtin:tiny-teacher", config)
+
+
+def test_a_question_that_a_benchmark_asks_is_not_trained_on(tmp_path: Path) -> None:
+    from topd.assemble import assemble
+
+    task = {"type": "jsonl", "path": "builtin:sums_eval.jsonl", "eval_path": "builtin:sums_train.jsonl", "grader": "exact"}
+    config = tiny_config(tmp_path, eval__benchmarks=[{"name": "other", "task": task}])
+    with pytest.raises(ConfigError, match="every training problem is also held out"):
+        assemble(config_file.load(config))
+    assert assemble(config_file.load(tiny_config(tmp_path))).num_leaks == 0
+
+
+def test_a_named_benchmark_without_problems_is_an_error(tmp_path: Path) -> None:
+    from topd.assemble import assemble
+
+    task = {"type": "jsonl", "path": "builtin:sums_train.jsonl", "grader": "exact"}
+    with pytest.raises(ConfigError, match='"empty" has no held-out problems'):
+        assemble(config_file.load(tiny_config(tmp_path, eval__benchmarks=[{"name": "empty", "task": task}])))

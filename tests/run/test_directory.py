@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+import tomli_w
 
 from tests.e2e.tiny import tiny_config
 from topd import config_file
@@ -13,8 +14,9 @@ from topd.run.directory import open_run
 
 
 def open_once(tmp_path: Path, **changes: object) -> None:
-    with open_run(config_file.load(tiny_config(tmp_path / "run", **changes))):
-        pass
+    config = config_file.load(tiny_config(tmp_path / "run", **changes))
+    with open_run(config) as directory:
+        directory.begin(config)
 
 
 def test_a_new_folder_gets_configuration_and_environment(tmp_path: Path) -> None:
@@ -65,3 +67,23 @@ def test_a_folder_that_cannot_be_made_is_a_user_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot be written"):
         open_once(tmp_path / "file")
+
+
+def test_a_run_that_never_began_leaves_no_trace(tmp_path: Path) -> None:
+    """The corrected command must not be told that the folder is not empty."""
+    from topd.cli import main
+
+    path = tmp_path / "config.toml"
+    path.write_text(tomli_w.dumps(tiny_config(tmp_path / "run", eval__max_problems=1, run__steps=1)))
+    assert main(["train", str(path), "--student.name", "/no/such/folder"]) == 2
+    assert not (tmp_path / "run").exists()
+    assert main(["train", str(path)]) == 0
+
+
+def test_what_an_interrupted_write_left_is_removed(tmp_path: Path) -> None:
+    open_once(tmp_path)
+    leftover = tmp_path / "run/checkpoints/step_000007.partial"
+    leftover.mkdir(parents=True)
+    (leftover / "policy.safetensors").touch()
+    open_once(tmp_path, run__resume=True)
+    assert not leftover.exists()

@@ -140,3 +140,45 @@ def test_a_finished_run_resumed_with_more_steps_equals_a_longer_run(tmp_path: Pa
     short, long = results(tmp_path / "short"), results(tmp_path / "long")
     assert short["metrics"] == long["metrics"]
     assert short["weights"] == long["weights"]
+
+
+def test_fewer_steps_than_already_made_are_refused(tmp_path: Path) -> None:
+    import topd
+    from topd.errors import ConfigError
+
+    topd.train(tiny_config(tmp_path / "run", run__steps=2))
+    with pytest.raises(ConfigError, match=r"run\.steps = 1, but the run"):
+        topd.train(tiny_config(tmp_path / "run", run__steps=1, run__resume=True))
+
+
+@pytest.mark.parametrize("file", ["checkpoints/step_000002/policy.safetensors", "rollouts/step_000003.parquet"])
+def test_damaged_files_are_named_with_a_remedy(tmp_path: Path, file: str) -> None:
+    import topd
+    from topd.errors import ConfigError
+
+    topd.train(tiny_config(tmp_path / "run", run__steps=2))
+    (tmp_path / "run" / file).write_bytes(b"not what it was")
+    with pytest.raises(ConfigError, match=f"{Path(file).name}|step_000002.*damaged.*Delete it"):
+        topd.train(tiny_config(tmp_path / "run", run__steps=3, run__resume=True))
+
+
+def test_a_stopped_run_keeps_its_updates(tmp_path: Path) -> None:
+    """A loss that is not finite: what was trained until then is saved, though it was not time for a checkpoint."""
+    import topd
+    from topd.errors import RunStopped
+    from topd.trainer.step import Trainer
+
+    update, made = Trainer.update, 0
+
+    def failing_update(self, batch):
+        nonlocal made
+        made += 1
+        if made == 4:
+            raise RunStopped("the loss of update 4 is not finite")
+        return update(self, batch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "update", failing_update)
+        with pytest.raises(RunStopped):
+            topd.train(tiny_config(tmp_path / "run", run__steps=3, run__checkpoint_every=10))
+    assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["step_000001_update_000001"]

@@ -36,6 +36,9 @@ def test_exact(answer: str, right: float) -> None:
         ("1/2", r"so it is \boxed{\frac{1}{2}}", 1.0),
         ("27", r"\boxed{28}", 0.0),
         ("27", "no number at all", 0.0),
+        ("0.5", r"\frac{1}{2}", 1.0),  # a bare expression, as task.answer_pattern finds it
+        ("B", "B", 1.0),  # not mathematics: to the letter
+        ("Yes", "No", 0.0),
     ],
 )
 def test_math_verify(gold: str, completion: str, right: float) -> None:
@@ -65,3 +68,13 @@ def test_without_a_right_answer_or_without_a_found_one_the_grade_is_zero() -> No
 def test_grades_are_kept_within_zero_and_one() -> None:
     assert Grader(lambda answer, of: 3.0, None).grade("x", problem("x")) == 1.0
     assert Grader(lambda answer, of: -3.0, None).grade("x", problem("x")) == 0.0
+
+
+def test_math_verify_works_off_the_main_thread() -> None:
+    import threading
+
+    found = []
+    thread = threading.Thread(target=lambda: found.append(math_verify(r"\boxed{0.5}", problem("1/2"))))
+    thread.start()
+    thread.join()
+    assert found == [1.0]

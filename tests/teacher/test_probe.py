@@ -1,5 +1,6 @@
 """The pair is proven before anything is spent; every misfit has its message."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -13,7 +14,7 @@ from topd import config_file
 from topd.assemble import assemble, probe, require
 from topd.errors import ConfigError
 from topd.models.load import BUILTIN
-from topd.teacher.probe import check_run, check_self_teacher
+from topd.teacher.probe import check_end_tokens, check_run, check_self_teacher, end_token_map
 
 
 def checks(tmp_path: Path, **changes: object) -> dict:
@@ -69,6 +70,32 @@ def test_another_end_token_is_refused_unless_it_is_mapped(tmp_path: Path, teache
     assert "teacher.map_eos = true" in found["end token"].detail
     mapped = checks(tmp_path, teacher__name=str(teacher_folder), teacher__map_eos=True)
     assert mapped["end token"].ok
+
+
+@pytest.mark.parametrize(
+    ("student_ends", "teacher_ends", "expected"),
+    [
+        ((1,), (1,), {1: 1}),
+        ((1, 4), (1, 4), {1: 1, 4: 4}),
+        ((1, 4), (1,), {1: 1, 4: 1}),
+        ((1,), (4, 1), {1: 4}),
+        ((1,), (4,), {1: 4}),
+    ],
+)
+def test_every_end_token_of_the_student_finds_one_the_teacher_ends_with(
+    tmp_path: Path, student_ends: tuple[int, ...], teacher_ends: tuple[int, ...], expected: dict[int, int]
+) -> None:
+    policy = assemble(config_file.load(tiny_config(tmp_path / "run"))).policy
+    student, teacher = (dataclasses.replace(policy, eos_token_ids=ends) for ends in (student_ends, teacher_ends))
+    assert end_token_map(student, teacher) == expected
+    assert check_end_tokens(student, teacher, False).ok == (list(expected) == list(expected.values()))
+    assert check_end_tokens(student, teacher, True).ok
+
+
+def test_a_teacher_that_is_only_evaluated_needs_the_same_vocabulary(tmp_path: Path, teacher_folder: Path) -> None:
+    edit_json(teacher_folder / "tokenizer.json", lambda tree: tree["model"]["vocab"].update({"1": 4, "2": 3}))
+    found = checks(tmp_path, teacher__name=str(teacher_folder), algorithm={"type": "grpo"})
+    assert not found["vocabulary"].ok
 
 
 def test_a_teacher_with_a_short_context_is_refused(tmp_path: Path, teacher_folder: Path) -> None:

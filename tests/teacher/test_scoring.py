@@ -8,6 +8,7 @@ import torch
 from tests.e2e.tiny import tiny_config
 from topd import config_file
 from topd.assemble import assemble
+from topd.errors import RunStopped
 from topd.rollout.engine import SamplingParams
 from topd.teacher.scoring import recomputation, score
 
@@ -42,3 +43,20 @@ def test_grades_and_errors_of_the_grader_are_per_group(tmp_path: Path) -> None:
     scored = score(groups, grader=Grader(score_one, None), teacher=None, recompute=None)
     assert [item.num_grader_errors for item in scored] == [2, 0]
     assert [item.rewards.tolist() for item in scored] == [[0.0, 0.0], [1.0, 1.0]]
+
+
+@pytest.mark.parametrize(
+    "change", [lambda p: p * float("nan"), lambda p: p[1:], lambda p: -p - 1], ids=["NaN", "too few", "above 0"]
+)
+def test_scores_that_are_no_log_probs_stop_the_run_before_anything_is_stored(tmp_path: Path, change) -> None:
+    parts = assemble(config_file.load(tiny_config(tmp_path / "run")))
+    groups = parts.engine.generate(list(parts.prompts.prompts[:2]), SamplingParams(n=2, max_tokens=12))
+
+    class Broken:
+        honours_temperature = True
+
+        def score(self, groups, *, on_tokens=lambda n: None):
+            return [tuple(change(part) for part in group) for group in parts.teacher.score(groups)]
+
+    with pytest.raises(RunStopped, match=groups[0].prompt.id):
+        score(groups, grader=parts.grader, teacher=Broken(), recompute=None)

@@ -26,7 +26,7 @@ from topd.config import AlgorithmConfig
 from topd.errors import ConfigError
 from topd.ops.advantage import normalize_over_rollouts, normalize_over_tokens
 from topd.ops.objective import clipped_surrogate, is_clipped
-from topd.ops.proximal import clipped_reward, floor_reward, power_reward, proximal_reward
+from topd.ops.proximal import clipped_reward, floor_reward, power_reward, proximal_reward, without_rounding
 from topd.ops.returns import discounted, immediate, immediate_plus_mean_future
 from topd.ops.weighting import group_token_mean, tokens_per_group
 from topd.types import Credit, CreditInput, TrainBatch
@@ -64,18 +64,19 @@ class Config(AlgorithmConfig):
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> "Config":
-        """A key that the chosen reward or return does not read must be left at its default."""
+        """A key that the chosen reward, return or normalisation does not read must be left at its default."""
         read_by = {
             "alpha": self.reward == "proximal",
             "reward_bound": self.reward in ("clipped", "floor"),
             "reward_power": self.reward == "power",
             "discount": self.returns == "discounted",
+            "std_floor": self.normalize != "none",
         }
         for key, is_read in read_by.items():
             if not is_read and getattr(self, key) != type(self).model_fields[key].default:
                 raise ConfigError(
-                    f'algorithm.{key} = {getattr(self, key)} would be ignored with algorithm.reward = "{self.reward}" and '
-                    f'algorithm.returns = "{self.returns}". Remove it, or choose the reward or return that reads it.'
+                    f'algorithm.{key} = {getattr(self, key)} would be ignored with algorithm.reward = "{self.reward}", '
+                    f'algorithm.returns = "{self.returns}", algorithm.normalize = "{self.normalize}". Remove it.'
                 )
         return self
 
@@ -98,7 +99,7 @@ def token_rewards(
     teacher_logprobs: Float[Tensor, " token"], behaviour_logprobs: Float[Tensor, " token"], config: Config
 ) -> Float[Tensor, " token"]:
     """Per-token reward, by `config.reward`."""
-    log_ratio = teacher_logprobs - behaviour_logprobs
+    log_ratio = without_rounding(teacher_logprobs - behaviour_logprobs)
     match config.reward:
         case "proximal":
             return proximal_reward(log_ratio, alpha=config.alpha)

@@ -85,7 +85,7 @@ def summarise(scores: np.ndarray, *, seed: int) -> dict[str, Any]:
     """[problem, sample] grades -> avg@k, pass@k and mean score, with 95 % intervals over problems (cluster bootstrap)."""
     correct = scores >= FULL_MARKS
     problems, k = scores.shape
-    powers = [2**i for i in range(k.bit_length()) if 2**i <= k]
+    at = sorted({2**i for i in range(k.bit_length())} | {k})
     accuracy = avg_at_k(correct.astype(float))
     return {
         "avg_at_k": float(accuracy.mean()),
@@ -93,7 +93,7 @@ def summarise(scores: np.ndarray, *, seed: int) -> dict[str, Any]:
         "k": k,
         "problems": problems,
         "mean_score": float(scores.mean()),
-        "pass_at": {str(j): _with_interval(pass_at_k(correct, j), seed) for j in powers},
+        "pass_at": {str(j): _with_interval(pass_at_k(correct, j), seed) for j in at},
     }
 
 

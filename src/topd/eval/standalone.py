@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from rich.console import Console
 
 from topd.config import Config
 from topd.errors import ConfigError
@@ -15,8 +16,8 @@ from topd.tasks.load import load_task
 
 
 def evaluate_model(name: str, config: Config, display: Display | None = None) -> list[dict[str, Any]]:
-    """One row per benchmark, as in evals.jsonl. Raises ConfigError if there is nothing to evaluate on."""
-    display = display or Display()
+    """One row per benchmark, as in evals.jsonl; progress goes to stderr. Raises ConfigError if there is nothing to evaluate on."""
+    display = display or Display(Console(stderr=True, soft_wrap=True, highlight=False))
     if config.run.threads is not None:
         torch.set_num_threads(config.run.threads)
     model = load(name, dtype=config.student.dtype, device=pick_device(config.run.device), role="student")

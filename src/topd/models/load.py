@@ -73,18 +73,19 @@ def with_adapters(model: LanguageModel, lora: LoraConfig, *, seed: int) -> Langu
     except ImportError as error:
         raise ConfigError(f"student.lora needs the lora extra: pip install 'topd[lora]' ({error}).") from error
 
-    with torch.random.fork_rng():
+    settings = PeftLoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=0.0,
+        target_modules=lora.target_modules,
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        adapter = get_peft_model(
-            model.module,
-            PeftLoraConfig(
-                r=lora.rank,
-                lora_alpha=lora.alpha,
-                lora_dropout=0.0,
-                target_modules=lora.target_modules,
-                task_type="CAUSAL_LM",
-            ),
-        )
+        try:
+            adapter = get_peft_model(model.module, settings)
+        except ValueError as error:
+            raise ConfigError(f"student.lora.target_modules = {lora.target_modules!r} does not fit the model: {error}") from error
     return dataclasses.replace(model, module=adapter.get_base_model().eval(), adapter=adapter)
 
 

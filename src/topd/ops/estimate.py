@@ -34,7 +34,10 @@ def bootstrap_interval(
     [problem] -> (low, high). Deterministic in `seed`. One problem has no spread: its interval is the point.
     """
     generator = np.random.default_rng(seed)
-    picks = generator.integers(0, len(per_problem), size=(resamples, len(per_problem)))
-    means = per_problem[picks].mean(axis=1)
+    problems = len(per_problem)
+    at_once = max(1, 1_000_000 // problems)
+    sizes = [min(at_once, resamples - start) for start in range(0, resamples, at_once)]
+    picks = (generator.integers(0, problems, size=(size, problems)) for size in sizes)
+    means = np.concatenate([per_problem[pick].mean(axis=1) for pick in picks])
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)

@@ -51,7 +51,7 @@ class EmbeddedEngine:
     def generate(
         self, prompts: Sequence[Prompt], params: SamplingParams, *, on_tokens: Callable[[int], None] = _ignore
     ) -> list[RolloutGroup]:
-        per_batch = max(1, self.max_concurrent_rollouts // params.n)
+        per_batch = max(1, self.max_concurrent_rollouts // params.n)  # one group is never cut
         groups: list[RolloutGroup] = []
         for start in range(0, len(prompts), per_batch):
             groups += self._generate_batch(prompts[start : start + per_batch], params, on_tokens)

@@ -9,9 +9,11 @@ import json
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from topd.errors import ConfigError
 from topd.run.files import PARTIAL, remove, replacing
 from topd.run.interrupt import uninterrupted
 from topd.trainer.step import Trainer
@@ -61,13 +63,16 @@ def newest(folder: Path) -> Path | None:
 
 def restore(path: Path, trainer: Trainer) -> int:
     """Put a checkpoint's weights, optimizer state and reports into the trainer; returns the number of whole steps done."""
-    state = json.loads((path / "state.json").read_text(encoding="utf-8"))
-    saved = load_file(path / "policy.safetensors")
+    try:
+        state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        saved = load_file(path / "policy.safetensors")
+        optimizer, log_ratios = load_file(path / "optimizer.safetensors"), load_file(path / "reports.safetensors")
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ConfigError(f"the checkpoint {path} is damaged ({error}). Delete it to go on from the one before.") from error
     with torch.no_grad():
         for name, parameter in trainer.trainable().items():
             parameter.copy_(saved[name])
-    _restore_optimizer(trainer, load_file(path / "optimizer.safetensors"))
-    log_ratios = load_file(path / "reports.safetensors")
+    _restore_optimizer(trainer, optimizer)
     trainer.reports = tuple(UpdateReport(**row, log_ratio=log_ratios[str(i)]) for i, row in enumerate(state["reports"]))
     trainer.policy_version = state["policy_version"]
     return int(state["steps_done"])

@@ -7,6 +7,7 @@ model/  summary.json
 import fcntl
 import os
 import platform
+import shutil
 import subprocess
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -18,7 +19,7 @@ from typing import Any
 from topd import config_file
 from topd.config import Config
 from topd.errors import ConfigError
-from topd.run.files import append_line, read_lines, write_json, write_text
+from topd.run.files import PARTIAL, append_line, read_lines, remove, write_json, write_text
 
 MAY_CHANGE = {"run.resume", "run.checkpoint_every", "run.keep_checkpoints", "run.steps", "run.device", "run.directory"}
 """Keys that a resumed run may set anew. A change of any other would make one run out of two."""
@@ -31,6 +32,14 @@ class RunDirectory:
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.model = path / "model"
+
+    def begin(self, config: Config) -> None:
+        """Record what runs here, once it is known that it can run; remove what an interrupted write left."""
+        for leftover in [*self.path.glob(f"*{PARTIAL}"), *self.path.glob(f"*/*{PARTIAL}")]:
+            remove(leftover)
+        write_text(self.path / "config.toml", config_file.dump(config))
+        if not (self.path / "environment.json").is_file():
+            write_json(self.path / "environment.json", environment())
 
     def rollouts(self, step: int) -> Path:
         return self.path / "rollouts" / f"step_{step:06d}.parquet"
@@ -58,7 +67,7 @@ class RunDirectory:
 
 @contextmanager
 def open_run(config: Config) -> Iterator[RunDirectory]:
-    """Claim the folder of a new or resumed run. Raises ConfigError if that cannot be done."""
+    """Lock the folder of a new or resumed run; `begin` then claims it. Raises ConfigError if that cannot be done."""
     path = Path(config.run.directory).expanduser()
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -74,25 +83,26 @@ def open_run(config: Config) -> Iterator[RunDirectory]:
             raise ConfigError(
                 f'run.directory = "{path}" is in use by another process. Wait for it, stop it, or choose another folder.'
             ) from error
-        directory = RunDirectory(path)
-        _claim(directory, config)
-        yield directory
+        _check_claim(path, config)
+        try:
+            yield RunDirectory(path)
+        except ConfigError:  # nothing was spent: the corrected command must find no trace
+            if [entry.name for entry in path.iterdir()] == [".lock"]:
+                shutil.rmtree(path)
+            raise
 
 
-def _claim(directory: RunDirectory, config: Config) -> None:
-    recorded = directory.path / "config.toml"
+def _check_claim(path: Path, config: Config) -> None:
+    recorded = path / "config.toml"
     if config.run.resume and recorded.is_file():
         _check_unchanged(recorded, config)
-    elif any(entry.name != ".lock" for entry in directory.path.iterdir()):
+    elif any(entry.name != ".lock" for entry in path.iterdir()):
         remedy = (
             "it holds no config.toml, so it is no run to resume. Choose another folder."
             if config.run.resume
             else "Add --run.resume true to go on with it, or choose another folder, or delete it."
         )
-        raise ConfigError(f'run.directory = "{directory.path}" is not empty: {remedy}')
-    write_text(recorded, config_file.dump(config))
-    if not (directory.path / "environment.json").is_file():
-        write_json(directory.path / "environment.json", environment())
+        raise ConfigError(f'run.directory = "{path}" is not empty: {remedy}')
 
 
 def _check_unchanged(recorded: Path, config: Config) -> None:

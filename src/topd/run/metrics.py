@@ -79,7 +79,12 @@ METRICS = (
     Metric("seconds/rollout", "s", "Time to sample.", volatile=True),
     Metric("seconds/teacher", "s", "Time to grade and score, recomputation included.", volatile=True),
     Metric("seconds/update", "s", "Time of all updates of the step.", volatile=True),
-    Metric("seconds/step", "s", "Whole step, files included.", volatile=True),
+    Metric(
+        "seconds/step",
+        "s",
+        "Whole step: rollout, scoring, credit, updates and the rollout file; not checkpoints and evaluations.",
+        volatile=True,
+    ),
     Metric("tokens_per_second/rollout", "tokens/s", "Sampled tokens per second of sampling.", volatile=True),
     Metric("tokens_per_second/teacher", "tokens/s", "Completion tokens per second of scoring.", volatile=True),
     Metric(
@@ -119,7 +124,7 @@ def step_metrics(
     values |= _length_metrics(groups, flat)
     values |= _update_metrics(reports)
     if sampled:
-        values |= _policy_metrics(groups) | _ratio_metrics(reports)
+        values |= _policy_metrics(groups, reports) | _ratio_metrics(reports)
     values |= {"tokens/rollout": num_tokens, "tokens/total": tokens_before + num_tokens}
     values |= {f"seconds/{name}": round(value, 4) for name, value in seconds.items()}
     trained = sum(report.num_tokens for report in reports)
@@ -165,9 +170,12 @@ def _length_metrics(groups: Sequence[ScoredGroup], flat: CreditInput) -> dict[st
     }
 
 
-def _policy_metrics(groups: Sequence[ScoredGroup]) -> dict[str, Any]:
+def _policy_metrics(groups: Sequence[ScoredGroup], reports: StepReport) -> dict[str, Any]:
+    """The mismatch is that of recomputed log-probs or, where the sampled ones were taken over, of the first mini-batch."""
     sampled = torch.cat([rollout.logprobs for scored in groups for rollout in scored.group.rollouts]).double()
     change = torch.cat([part for scored in groups for part in scored.old_logprobs]).double() - sampled
+    if not change.any():
+        change = reports[0].log_ratio.double()
     return {
         "policy/entropy": float(-sampled.mean()),
         "policy/mismatch_kl": float((torch.expm1(change) - change).mean()),

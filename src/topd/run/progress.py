@@ -36,6 +36,8 @@ class Display:
                     task = bar.add_task(f"{name:<8}{label}", total=total)
                     yield lambda num_tokens: bar.advance(task, num_tokens)
             else:
+                if name == "eval":  # minutes on a real model; a step says so itself when it is done
+                    self.line(f"evaluating {label} ...")
                 yield lambda num_tokens: None
         finally:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - began

@@ -3,7 +3,7 @@
 A step whose file is there is not sampled or scored again: a resumed run reads it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from topd.errors import ConfigError
 from topd.run.files import replacing
 from topd.types import Credit, Prompt, Rollout, RolloutGroup, ScoredGroup
 
@@ -49,11 +50,25 @@ def write(path: Path, groups: Sequence[ScoredGroup], credit: Credit) -> None:
 
 def read(path: Path, prompts: Sequence[Prompt]) -> list[ScoredGroup]:
     """The groups of a step, in the order of its prompts. They carry exactly the numbers that were written."""
-    rows = pq.read_table(path).to_pylist()
-    by_prompt: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        by_prompt.setdefault(row["prompt_id"], []).append(row)
-    return [_group(prompt, by_prompt[prompt.id]) for prompt in prompts]
+    try:
+        table = pq.read_table(path, schema=SCHEMA)
+    except (OSError, pa.ArrowException) as error:
+        raise ConfigError(f"{path} is damaged ({error}). Delete it: the step is then sampled again.") from error
+    ragged = {field.name for field in SCHEMA if pa.types.is_list(field.type)}
+    columns = {name: _ragged(table[name]) if name in ragged else table[name].to_pylist() for name in SCHEMA.names}
+    rows_of: dict[str, list[int]] = {}
+    for row, prompt_id in enumerate(columns["prompt_id"]):
+        rows_of.setdefault(prompt_id, []).append(row)
+    return [_group(prompt, columns, rows_of[prompt.id]) for prompt in prompts]
+
+
+def _ragged(column: pa.ChunkedArray) -> list[torch.Tensor | None]:
+    """One tensor per row, sharing one buffer; None where the row is null."""
+    array = column.combine_chunks()
+    values = torch.from_numpy(array.values.to_numpy(zero_copy_only=False).copy())
+    starts = array.offsets.to_numpy().tolist()
+    valid = array.is_valid().to_pylist()
+    return [values[a:b] if ok else None for ok, a, b in zip(valid, starts[:-1], starts[1:], strict=True)]
 
 
 def _row(scored: ScoredGroup, i: int, token_rewards: torch.Tensor, advantages: torch.Tensor) -> dict[str, Any]:
@@ -79,24 +94,20 @@ def _row(scored: ScoredGroup, i: int, token_rewards: torch.Tensor, advantages: t
     }
 
 
-def _group(prompt: Prompt, rows: Sequence[dict[str, Any]]) -> ScoredGroup:
-    def stream(name: str) -> tuple[torch.Tensor, ...]:
-        return tuple(torch.tensor(row[name], dtype=torch.float32) for row in rows)
+def _group(prompt: Prompt, columns: Mapping[str, list[Any]], rows: Sequence[int]) -> ScoredGroup:
+    def of(name: str) -> tuple[Any, ...]:
+        return tuple(columns[name][row] for row in rows)
 
+    streams = zip(of("completion_ids"), of("rollout_logprobs"), of("finish_reason"), of("completion"), strict=True)
     rollouts = tuple(
-        Rollout(
-            token_ids=tuple(row["completion_ids"]),
-            logprobs=logprobs,
-            finish_reason=row["finish_reason"],
-            text=row["completion"],
-        )
-        for row, logprobs in zip(rows, stream("rollout_logprobs"), strict=True)
+        Rollout(token_ids=tuple(token_ids.tolist()), logprobs=logprobs, finish_reason=reason, text=text)
+        for token_ids, logprobs, reason, text in streams
     )
     return ScoredGroup(
-        group=RolloutGroup(prompt=prompt, rollouts=rollouts, policy_version=rows[0]["policy_version"]),
-        rewards=torch.tensor([row["reward"] for row in rows]),
-        behaviour_logprobs=stream("behaviour_logprobs"),
-        old_logprobs=stream("old_logprobs"),
-        teacher_logprobs=None if rows[0]["teacher_logprobs"] is None else stream("teacher_logprobs"),
-        num_grader_errors=rows[0]["num_grader_errors"],
+        group=RolloutGroup(prompt=prompt, rollouts=rollouts, policy_version=of("policy_version")[0]),
+        rewards=torch.tensor(of("reward")),
+        behaviour_logprobs=of("behaviour_logprobs"),
+        old_logprobs=of("old_logprobs"),
+        teacher_logprobs=None if of("teacher_logprobs")[0] is None else of("teacher_logprobs"),
+        num_grader_errors=of("num_grader_errors")[0],
     )

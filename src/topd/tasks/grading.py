@@ -2,6 +2,7 @@
 
 import logging
 import re
+import threading
 from collections.abc import Callable
 
 from topd.tasks.task import Problem, Score
@@ -15,10 +16,19 @@ def exact(answer: str, problem: Problem) -> float:
 
 
 def math_verify(answer: str, problem: Problem) -> float:
-    """1 if the answer is mathematically equal to the right one (math-verify): 0.5 and \\frac{1}{2}, and so on."""
+    """1 if the answer is the right one to the letter, or mathematically equal (math-verify): 0.5 and \\frac{1}{2}, and so on.
+
+    The answer may be a bare expression (found by task.answer_pattern) or a text that states one, as in \\boxed{...}.
+    """
+    if exact(answer, problem):
+        return 1.0
     from math_verify import parse, verify
 
-    return float(verify(parse(f"${problem.answer}$"), parse(answer)))
+    # its time limits use signals, which only the main thread may set
+    limit = {} if threading.current_thread() is threading.main_thread() else {"parsing_timeout": None}
+    right, bare, stated = (parse(text, **limit) for text in (f"${problem.answer}$", f"${answer}$", answer))
+    limit = {} if not limit else {"timeout_seconds": None}
+    return float(verify(right, stated, **limit) or ("$" not in answer and verify(right, bare, **limit)))
 
 
 SCORERS: dict[str, Score] = {"exact": exact, "math_verify": math_verify}

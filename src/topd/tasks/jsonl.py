@@ -25,7 +25,10 @@ def read(name: str, key: str) -> list[Problem]:
     path = BUILTIN / name.removeprefix("builtin:") if name.startswith("builtin:") else Path(name).expanduser()
     if not path.is_file():
         raise ConfigError(f"{key}: there is no file {path} (looked from {Path.cwd()}).")
-    lines = path.read_text(encoding="utf-8").split("\n")  # splitlines() would also cut at U+2028 inside a string
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")  # splitlines() would also cut at U+2028 inside a string
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{key}: {path} is not UTF-8 text ({error.reason} at byte {error.start}). Convert it.") from None
     return [_problem(line, f"{key}: {path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
 
 

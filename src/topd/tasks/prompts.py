@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import torch
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from topd.config import TaskConfig
@@ -58,7 +59,13 @@ def render(problem: Problem, tokenizer: PreTrainedTokenizerBase, config: TaskCon
         return question
     system = [{"role": "system", "content": config.system_prompt}] if config.system_prompt else []
     messages = [*system, {"role": "user", "content": question}]
-    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    try:
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    except TemplateError as error:
+        raise ConfigError(
+            f"the tokenizer's chat template refuses the prompt: {error}. A template without a system role "
+            "needs task.system_prompt unset."
+        ) from error
 
 
 def _prompt(problem: Problem, tokenizer: PreTrainedTokenizerBase, config: TaskConfig, prompt_id: str) -> Prompt:

@@ -1,6 +1,6 @@
 """A teacher loaded in this process."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
@@ -12,19 +12,19 @@ from topd.types import RolloutGroup
 class LocalTeacher:
     """Scores with the same function as the trainer, so the two cannot disagree on shift, temperature or dtype.
 
-    `map_eos` = (student's end token, teacher's end token): a completion that ends with the first is looked up as if it ended
+    `map_eos` = {student's end token: teacher's end token}: a completion that ends with the first is looked up as if it ended
     with the second. Only the last position can hold an end token, and it is never fed to the model.
     """
 
     honours_temperature = True
 
     def __init__(
-        self, model: LanguageModel, *, temperature: float, max_tokens: int, map_eos: tuple[int, int] | None = None
+        self, model: LanguageModel, *, temperature: float, max_tokens: int, map_eos: Mapping[int, int] | None = None
     ) -> None:
         self.model = model
         self.temperature = temperature
         self.max_tokens = max_tokens
-        self.map_eos = map_eos
+        self.map_eos = map_eos or {}
 
     def score(
         self, groups: Sequence[RolloutGroup], *, on_tokens: Callable[[int], None] = lambda num_tokens: None
@@ -42,6 +42,5 @@ class LocalTeacher:
         return Tokens(group.prompt_ids, tuple(self._mapped(completion) for completion in group.completions))
 
     def _mapped(self, completion: tuple[int, ...]) -> tuple[int, ...]:
-        if self.map_eos is None or completion[-1] != self.map_eos[0]:
-            return completion
-        return (*completion[:-1], self.map_eos[1])
+        last = completion[-1]
+        return (*completion[:-1], self.map_eos.get(last, last))

@@ -32,46 +32,55 @@ class Check:
     detail: str
 
 
-def check_pair(student: LanguageModel, teacher: LanguageModel, *, map_eos: bool) -> Iterator[Check]:
-    """Facts about the two models alone: vocabulary, padding, end tokens."""
-    mine, theirs = student.tokenizer.get_vocab(), teacher.tokenizer.get_vocab()
+def check_vocabulary(student: LanguageModel, teacher: LanguageModel) -> Check:
+    """Same tokens with the same ids on both sides; unequal padding of the embedding is allowed."""
+    name, mine, theirs = "vocabulary", student.tokenizer.get_vocab(), teacher.tokenizer.get_vocab()
     differing = [token for token in mine.keys() | theirs.keys() if mine.get(token) != theirs.get(token)]
     if differing:
         some = ", ".join(repr(token) for token in sorted(differing)[:3])
-        yield Check(
-            name="vocabulary",
+        return Check(
+            name=name,
             ok=False,
             detail=f"student has {len(mine)} tokens, teacher {len(theirs)}; {len(differing)} have no or another id on the other "
             f"side ({some}). The teacher would score other words than were sampled. Use two models with one tokenizer.",
         )
-        return
-    for who, model in (("student", student), ("teacher", teacher)):
-        rows_there = model.module.get_input_embeddings().weight.shape[0]
-        if rows_there <= max(mine.values()):
-            detail = f"{who} has {rows_there} embedding rows for token ids up to {max(mine.values())}"
-            yield Check(name="vocabulary", ok=False, detail=f"{detail}: its tokenizer is another model's.")
-            return
     rows = [model.module.get_input_embeddings().weight.shape[0] for model in (student, teacher)]
+    for who, count in zip(("student", "teacher"), rows, strict=True):
+        if count <= max(mine.values()):
+            detail = (
+                f"{who} has {count} embedding rows for token ids up to {max(mine.values())}: the tokenizer is another model's."
+            )
+            return Check(name=name, ok=False, detail=detail)
     padded = "" if rows[0] == rows[1] else f"; embedding rows differ ({rows[0]} and {rows[1]}): padding, never sampled"
-    yield Check(name="vocabulary", ok=True, detail=f"{len(mine)} tokens, same ids{padded}")
-    yield _check_eos(student, teacher, map_eos)
+    return Check(name=name, ok=True, detail=f"{len(mine)} tokens, same ids{padded}")
 
 
-def _check_eos(student: LanguageModel, teacher: LanguageModel, map_eos: bool) -> Check:
-    mine, theirs = student.eos_token_ids[0], teacher.eos_token_ids[0]
-    names = [repr(student.tokenizer.convert_ids_to_tokens(token)) for token in (mine, theirs)]
-    if mine == theirs:
-        return Check(name="end token", ok=True, detail=f"both end with {names[0]} ({mine})")
+def end_token_map(student: LanguageModel, teacher: LanguageModel) -> dict[int, int]:
+    """Every end token of the student -> the one the teacher ends with; those that both end with stay."""
+    first = teacher.eos_token_ids[0]
+    same_first = student.eos_token_ids[0] == first
+    return {token: token if same_first and token in teacher.eos_token_ids else first for token in student.eos_token_ids}
+
+
+def check_end_tokens(student: LanguageModel, teacher: LanguageModel, map_eos: bool) -> Check:
+    """Student and teacher must end completions alike, or `map_eos` must say that one is scored as the other."""
+    changed = {mine: theirs for mine, theirs in end_token_map(student, teacher).items() if mine != theirs}
+    word = student.tokenizer.convert_ids_to_tokens
+    if not changed:
+        ends = ", ".join(f"{word(token)!r} ({token})" for token in student.eos_token_ids)
+        return Check(name="end token", ok=True, detail=f"both end with {ends}")
+    pairs = ", ".join(
+        f"{word(mine)!r} ({mine}), the teacher with {word(theirs)!r} ({theirs})" for mine, theirs in changed.items()
+    )
     if map_eos:
         return Check(
-            name="end token", ok=True, detail=f"student's {names[0]} is scored as teacher's {names[1]} (teacher.map_eos)"
+            name="end token", ok=True, detail=f"the student ends with {pairs}; scored as the teacher's (teacher.map_eos)"
         )
     return Check(
         name="end token",
         ok=False,
-        detail=f"student ends with {names[0]} ({mine}), teacher with {names[1]} ({theirs}). The teacher would punish stopping, "
-        "and completions would grow without end. Set teacher.map_eos = true to score one as the other, or fine-tune the student "
-        "first.",
+        detail=f"the student ends with {pairs}. The teacher would punish stopping, and completions would grow without end. Set "
+        "teacher.map_eos = true to score one as the other, or fine-tune the student first.",
     )
 
 

@@ -12,11 +12,15 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from topd.errors import RunStopped
 from topd.models.language_model import LanguageModel
 from topd.models.logprobs import score_groups
 from topd.tasks.grading import Grader
 from topd.teacher.teacher import Teacher
 from topd.types import RolloutGroup, ScoredGroup
+
+SLACK = 1e-4
+"""A log-prob may exceed 0 by rounding."""
 
 
 def score(
@@ -35,7 +39,19 @@ def score(
     sampled = [tuple(rollout.logprobs for rollout in group.rollouts) for group in groups]
     own = sampled if recompute is None else recompute(groups)
     taught = [None] * len(groups) if teacher is None else teacher.score(groups, on_tokens=on_tokens)
+    for group, scores in zip(groups, taught, strict=True):
+        _check_scores(group, scores)
     return [_scored(group, old, from_teacher, grader) for group, old, from_teacher in zip(groups, own, taught, strict=True)]
+
+
+def _check_scores(group: RolloutGroup, scores: tuple[Tensor, ...] | None) -> None:
+    """Raise RunStopped, before anything is stored, if a teacher's scores cannot be log-probs of the group's tokens."""
+    for completion, logprobs in zip(group.completions, scores or (), strict=scores is not None):
+        if len(logprobs) != len(completion) or bool(logprobs.isnan().any()) or float(logprobs.max()) > SLACK:
+            raise RunStopped(
+                f"the teacher's scores of prompt {group.prompt.id} are no log-probs (NaN, above 0, or too few). Nothing of this "
+                "step was stored. Look at the teacher with `topd probe`, then run the same command with --run.resume true."
+            )
 
 
 def _scored(group: RolloutGroup, old: tuple[Tensor, ...], from_teacher: tuple[Tensor, ...] | None, grader: Grader) -> ScoredGroup:
