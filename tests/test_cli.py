@@ -92,6 +92,9 @@ BAD_INPUT = {
     "unwritable run folder": (["--run.directory", "/proc/topd"], "run.directory"),
     "unknown device": (["--run.device", "abacus"], "run.device"),
     "unknown key": (["--run.stepz", "3"], "Did you mean"),
+    "more threads than processors": (["--run.threads", "100000"], "run.threads"),
+    "meta device": (["--run.device", "meta"], "run.device"),
+    "markup in a name": (["--eval.benchmarks", '[{name="[/b]",task={type="jsonl",path="none"}}]'], "task.path"),
     "override without value": (["--run.steps"], "--section.key value"),
 }
 
@@ -195,3 +198,25 @@ def test_starting_is_quick_because_torch_is_not_imported_for_help() -> None:
 def test_shipped_names_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert config_file.load("quickstart").student.name == "builtin:tiny-student"
+
+
+def test_a_reader_that_leaves_does_not_end_the_run(tmp_path: Path, config: str) -> None:
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        f"{sys.executable} -m topd train {config} | head -n 1", shell=True, capture_output=True, text=True, env=env
+    )
+    assert "Traceback" not in done.stderr
+    assert (tmp_path / "run/summary.json").is_file()
+
+
+@pytest.mark.parametrize("change", [{"num_hidden_layers": 9}, {"hidden_size": "a"}, {"num_attention_heads": 0}, []])
+def test_broken_model_configurations_are_one_paragraph(
+    tmp_path: Path, config: str, capsys: pytest.CaptureFixture[str], change: object
+) -> None:
+    folder = shutil.copytree(BUILTIN / "tiny-student", tmp_path / "student")
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, **change} if isinstance(change, dict) else change))
+    assert main(["train", config, "--student.name", str(folder)]) == 2
+    message = capsys.readouterr().err
+    assert "student.name" in message
+    assert "Traceback" not in message

@@ -25,6 +25,14 @@ def error_of(tmp_path: Path, *words: str, **changes: object) -> str:
         ({"algorithm": {"type": "opd", "alpha": 0.1}}, ["unknown key 'algorithm.alpha'", "opd", "set algorithm.type to topd"]),
         ({"trainer__alpha": 0.1}, ["unknown key 'trainer.alpha'", "Did you mean 'algorithm.alpha'?"]),
         ({"algorithm": {"type": "topd", "reward": "log_ratio", "alpha": 0.1}}, ["algorithm.alpha = 0.1 would be ignored"]),
+        ({"trainer__betas": [1.5, 0.9]}, ["trainer.betas", "less than 1", "found 1.5"]),
+        ({"task__type": "foo"}, ["task.type", "found 'foo'", "'jsonl'"]),
+        ({"run__directory": ""}, ["run.directory"]),
+        ({"rollout__prompts_per_step": 1_000_000_007}, ["trainer.minibatch_prompts must divide"]),
+        (
+            {"eval__benchmarks": [{"name": "a", "task": {"type": "jsonl", "path": "x"}}] * 2},
+            ["eval.benchmarks", '"a" is given twice'],
+        ),
         ({"eval__samples_per_problem": 17}, ["rollout.max_concurrent_rollouts", "16 and 17"]),
         ({"algorithm": {"type": "grpo"}, "teacher__map_eos": True}, ["teacher.map_eos would be ignored"]),
         ({"algorithm": {"type": "topd", "normalize": "none", "std_floor": 0.1}}, ["algorithm.std_floor = 0.1 would be ignored"]),
@@ -76,7 +84,14 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
     assert config.trainer.betas == [0.8, 0.9]
 
 
-@pytest.mark.parametrize(("words", "said"), [(["alpha"], "--section.key value"), (["--algorithm.alpha"], "has no value")])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["alpha"], "--section.key value"),
+        (["--algorithm.alpha"], "has no value"),
+        (["--run.resume", "--run.steps", "3"], "--run.resume has no value"),
+    ],
+)
 def test_malformed_overrides_are_errors(tmp_path: Path, words: list[str], said: str) -> None:
     assert said in error_of(tmp_path, *words)
 

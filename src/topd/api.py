@@ -22,7 +22,7 @@ def train(config: "Config | str | Path | Mapping[str, Any]", *overrides: str) ->
     return loop.run(config_file.load(config, overrides))
 
 
-def evaluate(model: str, config: "Config | str | Path | Mapping[str, Any]", *overrides: str) -> list[dict[str, Any]]:
+def evaluate(model: str | Path, config: "Config | str | Path | Mapping[str, Any]", *overrides: str) -> list[dict[str, Any]]:
     """avg@k, pass@k, intervals and settings of a model on the configuration's benchmarks: one row per benchmark.
 
     `model` is named as `student.name` is; the configuration says which problems and how they are sampled.
@@ -30,7 +30,7 @@ def evaluate(model: str, config: "Config | str | Path | Mapping[str, Any]", *ove
     from topd import config_file
     from topd.eval.standalone import evaluate_model
 
-    return evaluate_model(model, config_file.load(config, overrides))
+    return evaluate_model(str(model), config_file.load(config, overrides))
 
 
 def topd_advantages(
@@ -48,8 +48,8 @@ def topd_advantages(
     from topd.types import CreditInput
 
     _check_group(teacher_logprobs, behaviour_logprobs)
-    if not 0 < alpha <= 1:
-        raise ValueError(f"alpha must be in (0, 1], got {alpha}")
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha <= 1:
+        raise ValueError(f"alpha must be a number in (0, 1], got {alpha!r}")
     lengths = [len(part) for part in behaviour_logprobs]
     teacher, behaviour = (torch.cat(list(parts)).detach().cpu().float() for parts in (teacher_logprobs, behaviour_logprobs))
     credit = algorithm.credit(
@@ -60,7 +60,7 @@ def topd_advantages(
             behaviour_logprobs=behaviour,
             teacher_logprobs=teacher,
         ),
-        algorithm.Config(alpha=alpha),
+        algorithm.Config(alpha=float(alpha)),
     )
     return list(credit.advantages.to(behaviour_logprobs[0].device).split(lengths))
 
@@ -71,6 +71,10 @@ def _check_group(teacher_logprobs: Sequence[Tensor], behaviour_logprobs: Sequenc
     if len(behaviour_logprobs) < 2:
         raise ValueError(f"a group needs at least 2 completions, got {len(behaviour_logprobs)}: the group is the baseline")
     for i, (teacher, behaviour) in enumerate(zip(teacher_logprobs, behaviour_logprobs, strict=True)):
+        if not (isinstance(teacher, Tensor) and isinstance(behaviour, Tensor)):
+            raise ValueError(
+                f"completion {i}: log-probs must be tensors, got {type(teacher).__name__}, {type(behaviour).__name__}"
+            )
         if teacher.ndim != 1 or teacher.shape != behaviour.shape or len(teacher) == 0:
             raise ValueError(
                 f"completion {i}: need two 1-D tensors of one non-zero length, got shapes {tuple(teacher.shape)} and "

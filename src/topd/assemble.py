@@ -11,7 +11,7 @@ from topd.algorithms.base import Algorithm
 from topd.config import Config
 from topd.errors import ConfigError
 from topd.eval.benchmark import Benchmark, load_benchmarks
-from topd.models.device import pick_device
+from topd.models.device import pick_device, set_threads
 from topd.models.language_model import LanguageModel
 from topd.models.load import load, replica, with_adapters
 from topd.rollout.embedded import EmbeddedEngine
@@ -51,8 +51,7 @@ class Parts:
 def assemble(config: Config) -> Parts:
     """Load and build everything. Raises ConfigError for whatever does not exist or cannot be used."""
     device = pick_device(config.run.device)
-    if config.run.threads is not None:
-        torch.set_num_threads(config.run.threads)
+    set_threads(config.run.threads)
     algorithm = algorithms.load(config.algorithm.type)
     task = load_task(config.task, seed=config.run.seed)
     policy = load_policy(config, device)

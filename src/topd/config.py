@@ -21,7 +21,7 @@ class Section(BaseModel):
 
 
 class LoraConfig(Section):
-    rank: int = Field(16, ge=1, description="Rank of the adapters.")
+    rank: int = Field(16, ge=1, le=1024, description="Rank of the adapters.")
     alpha: float = Field(32.0, gt=0, description="Scale: adapters are multiplied by alpha / rank.")
     target_modules: str | list[str] = Field("all-linear", description="Modules that get an adapter, as peft names them.")
 
@@ -35,7 +35,7 @@ class StudentConfig(Section):
 
 
 class TeacherConfig(Section):
-    name: str = Field(description="As student.name.")
+    name: str = Field(min_length=1, description="As student.name.")
     dtype: Dtype = Field("float32", description="Precision of scoring.")
     map_eos: bool = Field(False, description="Score the student's end token as the teacher's end token, where they differ.")
 
@@ -121,8 +121,10 @@ class AlgorithmConfig(Section):
 class TrainerConfig(Section):
     minibatch_prompts: int = Field(32, ge=1, description="Prompts per optimizer update; must divide rollout.prompts_per_step.")
     epochs: int = Field(1, ge=1, description="Passes over each rollout batch.")
-    learning_rate: float = Field(1e-6, gt=0, description="Peak learning rate of AdamW.")
-    betas: list[float] = Field([0.9, 0.999], min_length=2, max_length=2, description="AdamW's decay rates.")
+    learning_rate: float = Field(1e-6, gt=0, le=1e30, description="Peak learning rate of AdamW.")
+    betas: list[Annotated[float, Field(ge=0, lt=1)]] = Field(
+        [0.9, 0.999], min_length=2, max_length=2, description="AdamW's decay rates."
+    )
     weight_decay: float = Field(0.0, ge=0, description="AdamW's decoupled weight decay (matrices only).")
     warmup_updates: int = Field(0, ge=0, description="Updates of linear warm-up.")
     schedule: Literal["constant", "linear", "cosine"] = Field(
@@ -137,7 +139,7 @@ class TrainerConfig(Section):
 
 
 class BenchmarkConfig(Section):
-    name: str = Field(description="Name in evals.jsonl and in tables.")
+    name: str = Field(min_length=1, description="Name in evals.jsonl and in tables.")
     task: TaskConfig = Field(description="A task; its held-out problems are used.")
 
 
@@ -152,7 +154,7 @@ class EvalConfig(Section):
 
 
 class RunConfig(Section):
-    directory: str = Field(description="Folder of the run, the only place it writes to.")
+    directory: str = Field(min_length=1, description="Folder of the run, the only place it writes to.")
     steps: int = Field(ge=1, description="Rollout batches.")
     seed: int = Field(0, ge=0, description="Root of all random streams.")
     checkpoint_every: int = Field(10, ge=1, description="Steps between checkpoints.")

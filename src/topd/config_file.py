@@ -3,7 +3,9 @@
 load("quickstart", ["--algorithm.alpha", "0.1"]) -> Config
 """
 
+import contextlib
 import difflib
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,6 +31,8 @@ def load(source: Config | str | Path | Mapping[str, Any], overrides: Sequence[st
     """
     if isinstance(source, Config):
         source = source.model_dump()
+    if not isinstance(source, str | Path | Mapping):
+        raise ConfigError(f"a configuration is a path, a shipped name, a mapping or a Config; found {type(source).__name__}.")
     tree = dict(source) if isinstance(source, Mapping) else _read(find(source))
     for dotted_key, value in _parse_overrides(overrides):
         _assign(tree, dotted_key, value)
@@ -38,8 +42,9 @@ def load(source: Config | str | Path | Mapping[str, Any], overrides: Sequence[st
 def find(source: str | Path) -> Path:
     """Path of a configuration: a file, or the name of one that ships with the package."""
     path = Path(source)
-    if path.is_file():
-        return path
+    with contextlib.suppress(OSError, ValueError):  # a name too long, or with a NUL, is no file
+        if path.is_file():
+            return path
     shipped = SHIPPED / f"{path.name.removesuffix('.toml')}.toml"
     if path.name == str(source) and shipped.is_file():
         return shipped
@@ -105,7 +110,7 @@ def _section_types(annotation: Any) -> Iterator[type[BaseModel]]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}. Mend that line; strings need quotes.") from None
 
@@ -119,7 +124,7 @@ def _parse_overrides(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
             raise ConfigError(f"cannot read '{word}': overrides have the form --section.key value.")
         key, equals, value = word[2:].partition("=")
         if not equals:
-            if not rest:
+            if not rest or re.match(r"--[\w-]+\.", rest[0]):
                 raise ConfigError(f"--{key} has no value: overrides have the form --section.key value.")
             value = rest.pop(0)
         try:
@@ -155,7 +160,7 @@ def _explain_unknown(location: tuple[Any, ...], tree: Mapping[str, Any]) -> str:
     if owners:
         remedy = f"Remove it, or set algorithm.type to {' or '.join(owners)}."
         return f"unknown key '{dotted}': algorithm.type = \"{tree['algorithm']['type']}\" has no such setting. {remedy}"
-    siblings = [key for key, _ in all_settings()]
+    siblings = [key for key, _ in all_settings() if key != dotted]
     name = str(location[-1])
     elsewhere = [key for key in siblings if key.rsplit(".", 1)[-1] == name]
     elsewhere.sort(key=lambda key: key.count("."))
@@ -167,6 +172,9 @@ def _explain_value(location: tuple[Any, ...], problem: Any) -> str:
     dotted = _dotted(location)
     info = dict(all_settings()).get(dotted)
     rule = problem["msg"].replace("Input should be", "must be").replace("Field required", "is required")
+    if problem["type"] in ("union_tag_invalid", "union_tag_not_found"):
+        found, known = problem["ctx"].get("tag"), problem["ctx"].get("expected_tags", "'reasoning_gym', 'jsonl', 'hub'")
+        return f"{dotted}.type must be one of {known}; found {found!r}."
     if problem["type"] == "missing":
         return f"{dotted} is required and has no default. {describe(info)}".rstrip()
     return f"{dotted} {rule}; found {problem['input']!r}. {describe(info)}".rstrip()

@@ -1,5 +1,6 @@
 """Rules that span sections of the configuration: what cannot work together, and what would be ignored."""
 
+import itertools
 from collections.abc import Callable, Iterator, Set
 
 from topd.config import Config
@@ -25,10 +26,11 @@ def _teacher(config: Config, needs: Set[str]) -> Iterator[str]:
 def _minibatches(config: Config, needs: Set[str]) -> Iterator[str]:
     prompts, size = config.rollout.prompts_per_step, config.trainer.minibatch_prompts
     if prompts % size:
-        divisors = ", ".join(str(d) for d in range(1, prompts + 1) if prompts % d == 0)
+        near = sorted(range(1, min(prompts, 100_000) + 1), key=lambda d: abs(d - size))
+        divisors = ", ".join(str(d) for d in sorted(itertools.islice((d for d in near if prompts % d == 0), 8)))
         yield (
             "trainer.minibatch_prompts must divide rollout.prompts_per_step, so that every update has whole groups; found "
-            f"{size} and {prompts}. Divisors of {prompts}: {divisors}."
+            f"{size} and {prompts}. Divisors near it: {divisors}."
         )
 
 
@@ -73,6 +75,12 @@ def _concurrency(config: Config, needs: Set[str]) -> Iterator[str]:
             )
 
 
+def _benchmarks(config: Config, needs: Set[str]) -> Iterator[str]:
+    names = [item.name for item in config.eval.benchmarks]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield f'eval.benchmarks: the name "{name}" is given twice; numbers are kept by name. Rename one.'
+
+
 def _prompts(config: Config, needs: Set[str]) -> Iterator[str]:
     tasks = {"task": config.task} | {f"eval.benchmarks[{i}].task": item.task for i, item in enumerate(config.eval.benchmarks)}
     for where, task in tasks.items():
@@ -80,4 +88,4 @@ def _prompts(config: Config, needs: Set[str]) -> Iterator[str]:
             yield (f'{where}.system_prompt would be ignored with {where}.template = "plain". Remove it, or choose "chat".')
 
 
-RULES: tuple[Rule, ...] = (_teacher, _minibatches, _group_size, _sampling, _concurrency, _prompts)
+RULES: tuple[Rule, ...] = (_teacher, _minibatches, _group_size, _sampling, _concurrency, _benchmarks, _prompts)

@@ -41,7 +41,7 @@ def run(config: Config, display: Display | None = None) -> dict[str, Any]:
         with naming_memory():
             parts = assemble(config)
             require(probe(parts))
-            directory.begin(config)
+            directory.begin(config, parts.prompts.sha256())
             return Run(parts, directory, display).to_the_end()
 
 
@@ -73,6 +73,8 @@ class Run:
     def to_the_end(self) -> dict[str, Any]:
         if self.parts.num_leaks:
             self.display.line(f"{self.parts.num_leaks} training problems are also held out by a benchmark: not trained on")
+        if not self.parts.benchmarks:
+            self.display.line("there are no held-out problems: nothing is evaluated")
         self.resume()
         try:
             self.evaluate_due(self.steps_done)
@@ -81,8 +83,9 @@ class Run:
                 self.save_due(step)
                 self.evaluate_due(step)
         except Interrupted:
-            saved = self.save()
-            self.display.line(f"stopped; saved {saved}. To go on, run the same command with --run.resume true.")
+            with uninterrupted():  # an impatient second Ctrl-C waits
+                saved = self.save()
+                self.display.line(f"stopped; saved {saved}. To go on, run the same command with --run.resume true.")
             raise
         except RunStopped:  # the weights are those of the last update; a full disk may refuse this save as well
             with contextlib.suppress(RunStopped):

@@ -2,7 +2,10 @@
 
 import json
 import re
+import subprocess
+import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -64,3 +67,30 @@ def test_toml_and_json_blocks_of_the_documentation_parse(page: Path) -> None:
     for language, block in re.findall(r"```(toml|json)\n(.*?)```", page.read_text(), re.DOTALL):
         tomllib.loads(block) if language == "toml" else json.loads(block)
     assert page.is_file()
+
+
+@pytest.mark.slow
+def test_a_wheel_holds_all_that_a_run_needs(tmp_path: Path) -> None:
+    """Configurations, the shipped pair and its data, and the typing marker are package data."""
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        str(tmp_path),
+        str(ROOT),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    [wheel] = tmp_path.glob("*.whl")
+    held = set(zipfile.ZipFile(wheel).namelist())
+    wanted = [f"topd/configs/{path.name}" for path in SHIPPED]
+    wanted += [f"topd/builtin/{name}/model.safetensors" for name in ("tiny-student", "tiny-teacher")]
+    wanted += ["topd/builtin/sums_train.jsonl", "topd/builtin/sums_eval.jsonl", "topd/py.typed"]
+    assert set(wanted) <= held
+    weights = sum(entry.file_size for entry in zipfile.ZipFile(wheel).infolist() if entry.filename.endswith(".safetensors"))
+    assert weights <= 4_000_000

@@ -154,7 +154,7 @@ def test_a_model_whose_logits_are_transformed_in_an_unknown_way_is_rejected():
         return output
 
     model.module.forward = doubled
-    with pytest.raises(ConfigError, match=r"teacher: the architecture LlamaForCausalLM cannot be used.*differ by up to"):
+    with pytest.raises(ConfigError, match=r"teacher: the architecture LlamaForCausalLM cannot be used.*differ by .* on average"):
         check_shared_prefix(model, "teacher")
 
 
@@ -187,7 +187,7 @@ def test_a_model_that_gives_nan_is_rejected():
     model = make_model("llama")
     with torch.no_grad():
         model.module.get_output_embeddings().weight[3] = torch.nan
-    with pytest.raises(ConfigError, match="cannot be used"):
+    with pytest.raises(ConfigError, match="weights are broken"):
         check_shared_prefix(model, "student")
 
 

@@ -16,7 +16,7 @@ from topd.run.directory import open_run
 def open_once(tmp_path: Path, **changes: object) -> None:
     config = config_file.load(tiny_config(tmp_path / "run", **changes))
     with open_run(config) as directory:
-        directory.begin(config)
+        directory.begin(config, "digest")
 
 
 def test_a_new_folder_gets_configuration_and_environment(tmp_path: Path) -> None:
@@ -87,3 +87,32 @@ def test_what_an_interrupted_write_left_is_removed(tmp_path: Path) -> None:
     (leftover / "policy.safetensors").touch()
     open_once(tmp_path, run__resume=True)
     assert not leftover.exists()
+
+
+def test_a_kill_while_the_first_file_was_written_leaves_a_folder_that_can_be_resumed(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.toml.partial").write_text("[stu")
+    open_once(tmp_path, run__resume=True)
+
+
+def test_a_foreign_folder_is_left_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/thesis.tex").touch()
+    with pytest.raises(ConfigError, match="is not empty"):
+        open_once(tmp_path)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["thesis.tex"]
+
+
+def test_other_training_data_are_refused_on_resume(tmp_path: Path) -> None:
+    open_once(tmp_path)
+    config = config_file.load(tiny_config(tmp_path / "run", run__resume=True))
+    with open_run(config) as directory, pytest.raises(ConfigError, match="training problems are not those"):
+        directory.begin(config, "another digest")
+
+
+@pytest.mark.parametrize("name", ["~nobody-here/run", "a\0b"])
+def test_impossible_paths_are_named(tmp_path: Path, name: str) -> None:
+    tree = tiny_config(tmp_path)
+    tree["run"]["directory"] = name
+    with pytest.raises(ConfigError, match="cannot be written"), open_run(config_file.load(tree)):
+        pass

@@ -151,14 +151,37 @@ def test_fewer_steps_than_already_made_are_refused(tmp_path: Path) -> None:
         topd.train(tiny_config(tmp_path / "run", run__steps=1, run__resume=True))
 
 
-@pytest.mark.parametrize("file", ["checkpoints/step_000002/policy.safetensors", "rollouts/step_000003.parquet"])
+@pytest.mark.parametrize(
+    "file",
+    [
+        "checkpoints/step_000002/policy.safetensors",
+        "checkpoints/step_000002/optimizer.safetensors",
+        "checkpoints/step_000002/state.json",
+        "rollouts/step_000003.parquet",
+        "metrics.jsonl",
+        "evals.jsonl",
+        "config.toml",
+    ],
+)
 def test_damaged_files_are_named_with_a_remedy(tmp_path: Path, file: str) -> None:
     import topd
     from topd.errors import ConfigError
 
     topd.train(tiny_config(tmp_path / "run", run__steps=2))
-    (tmp_path / "run" / file).write_bytes(b"not what it was")
-    with pytest.raises(ConfigError, match=f"{Path(file).name}|step_000002.*damaged.*Delete it"):
+    (tmp_path / "run" / file).write_bytes(b"not what it was\n")
+    with pytest.raises(ConfigError, match=r"damaged") as caught:
+        topd.train(tiny_config(tmp_path / "run", run__steps=3, run__resume=True))
+    assert file.split("/")[-1] in str(caught.value) or file.split("/")[-2] in str(caught.value)
+
+
+def test_rollouts_of_other_prompts_are_not_taken(tmp_path: Path) -> None:
+    import topd
+    from topd.errors import ConfigError
+
+    topd.train(tiny_config(tmp_path / "run", run__steps=2))
+    rollouts = tmp_path / "run/rollouts"
+    (rollouts / "step_000003.parquet").write_bytes((rollouts / "step_000001.parquet").read_bytes())
+    with pytest.raises(ConfigError, match="does not hold this step's prompts"):
         topd.train(tiny_config(tmp_path / "run", run__steps=3, run__resume=True))
 
 

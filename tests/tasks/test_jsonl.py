@@ -37,6 +37,11 @@ def test_held_out_questions_leave_the_training_set(tmp_path: Path) -> None:
     [
         ("{not json", "line 2: not JSON"),
         ("[1]", "line 2: found list"),
+        ('{"prompt": "x", "answer": NaN}', "NaN is no JSON number"),
+        ('{"prompt": "\\ud800"}', "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ('{"prompt": "x", "answer": ' + "1" * 5000 + "}", "not JSON"),
+        ({"prompt": "x", "answer": True}, "`answer` must be a string or a number, found bool"),
         ({"prompt": "x", "anwser": "1"}, "unknown field 'anwser'"),
         ({"answer": "1"}, "`prompt` must be a non-empty string"),
         ({"prompt": ""}, "`prompt` must be a non-empty string"),
@@ -55,3 +60,10 @@ def test_missing_and_empty_files_are_named(tmp_path: Path) -> None:
         load_task(JsonlConfig(type="jsonl", path=str(tmp_path / "none.jsonl")), seed=0)
     with pytest.raises(ConfigError, match="no training problems"):
         load_task(JsonlConfig(type="jsonl", path=write(tmp_path / "empty.jsonl")), seed=0)
+
+
+def test_a_byte_order_mark_and_line_separators_inside_strings_are_fine(tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + '{"prompt": "a\u2028b"}\n'.encode())
+    [problem] = load_task(JsonlConfig(type="jsonl", path=str(path)), seed=0).train
+    assert problem.question == "a\u2028b"

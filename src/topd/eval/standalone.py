@@ -2,13 +2,12 @@
 
 from typing import Any
 
-import torch
 from rich.console import Console
 
 from topd.config import Config
 from topd.errors import ConfigError
 from topd.eval.benchmark import evaluate_engine, load_benchmarks, sampling_params
-from topd.models.device import pick_device
+from topd.models.device import pick_device, set_threads
 from topd.models.load import load
 from topd.rollout.embedded import EmbeddedEngine
 from topd.run.progress import Display
@@ -16,10 +15,9 @@ from topd.tasks.load import load_task
 
 
 def evaluate_model(name: str, config: Config, display: Display | None = None) -> list[dict[str, Any]]:
-    """One row per benchmark, as in evals.jsonl; progress goes to stderr. Raises ConfigError if there is nothing to evaluate on."""
+    """One row per benchmark, as in evals.jsonl; progress goes to stderr. Raises ConfigError without anything to evaluate on."""
     display = display or Display(Console(stderr=True, soft_wrap=True, highlight=False))
-    if config.run.threads is not None:
-        torch.set_num_threads(config.run.threads)
+    set_threads(config.run.threads)
     model = load(name, dtype=config.student.dtype, device=pick_device(config.run.device), role="student")
     benchmarks = load_benchmarks(config, load_task(config.task, seed=config.run.seed), model)
     if not benchmarks:

@@ -26,6 +26,8 @@ def check_shared_prefix(model: LanguageModel, role: str) -> None:
     except (TypeError, AttributeError, ValueError, RuntimeError, IndexError, KeyError) as error:
         raise ConfigError(f"{role}: {_unsupported(model)} It fails with: {error}") from error
     mean = float((found - expected).abs().mean())
+    if mean != mean:
+        raise ConfigError(f"{role}: its log-probs are NaN, so its weights are broken. Copy the model again.")
     if not mean <= TOLERANCE[model.module.dtype]:
         raise ConfigError(
             f"{role}: {_unsupported(model)} Its log-probs differ by {mean:.3g} nats on average from its own forward pass."

@@ -1,4 +1,6 @@
-"""Where models live: `run.device` -> torch.device."""
+"""Where models live and how many threads compute: `run.device` and `run.threads`."""
+
+import os
 
 import torch
 
@@ -11,8 +13,21 @@ def pick_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
         device = torch.device(name)
+        if device.type not in ("cpu", "cuda", "mps"):
+            raise RuntimeError("it must be auto, cpu, cuda, cuda:N or mps")
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         first = str(error).splitlines()[0]
         raise ConfigError(f'run.device = "{name}" cannot be used: {first}. Set run.device = "auto".') from error
     return device
+
+
+def set_threads(number: int | None) -> None:
+    """Set torch's threads; None leaves them. Raises ConfigError for more threads than processors."""
+    if number is None:
+        return
+    if number > (os.cpu_count() or 1):
+        raise ConfigError(
+            f"run.threads must be at most the {os.cpu_count()} processors of this machine, found {number}. Lower it."
+        )
+    torch.set_num_threads(number)

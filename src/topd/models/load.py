@@ -5,7 +5,6 @@ import dataclasses
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
@@ -26,11 +25,11 @@ def load(name: str, *, dtype: Dtype, device: torch.device, role: str) -> Languag
     transformers_logging.disable_progress_bar()
     source = _resolve(name, role)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         module, info = AutoModelForCausalLM.from_pretrained(
-            source, dtype=getattr(torch, dtype), output_loading_info=True, use_safetensors=True
+            source, dtype=getattr(torch, dtype), output_loading_info=True, use_safetensors=True, trust_remote_code=False
         )
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+    except Exception as error:  # a broken folder can fail anywhere in transformers, in any way
         raise ConfigError(
             f'{role}.name = "{name}" cannot be loaded: {str(error).strip().splitlines()[0]}. The folder must hold config.json, '
             "complete model.safetensors and a tokenizer; copy it again, or give another model."
@@ -84,7 +83,7 @@ def with_adapters(model: LanguageModel, lora: LoraConfig, *, seed: int) -> Langu
         torch.manual_seed(seed)
         try:
             adapter = get_peft_model(model.module, settings)
-        except ValueError as error:
+        except Exception as error:  # peft has exceptions of its own for modules it does not find
             raise ConfigError(f"student.lora.target_modules = {lora.target_modules!r} does not fit the model: {error}") from error
     return dataclasses.replace(model, module=adapter.get_base_model().eval(), adapter=adapter)
 

@@ -45,13 +45,14 @@ def save(folder: Path, trainer: Trainer, *, steps_done: int, keep: int) -> Path:
             (partial / "state.json").write_text(json.dumps(_state(trainer, steps_done), indent=2), encoding="utf-8")
             (partial / MARKER).touch()
         for old in complete(folder)[:-keep]:
+            (old / MARKER).unlink()  # first, so that a kill cannot leave half a checkpoint with its marker
             remove(old)
     return path
 
 
 def complete(folder: Path) -> list[Path]:
     """Complete checkpoints, oldest first."""
-    markers = folder.glob(f"step_*/{MARKER}")
+    markers = folder.glob(f"step_[0-9]*/{MARKER}")
     return sorted(marker.parent for marker in markers if not marker.parent.name.endswith(PARTIAL))
 
 
@@ -67,15 +68,22 @@ def restore(path: Path, trainer: Trainer) -> int:
         state = json.loads((path / "state.json").read_text(encoding="utf-8"))
         saved = load_file(path / "policy.safetensors")
         optimizer, log_ratios = load_file(path / "optimizer.safetensors"), load_file(path / "reports.safetensors")
-    except (OSError, ValueError, SafetensorError) as error:
-        raise ConfigError(f"the checkpoint {path} is damaged ({error}). Delete it to go on from the one before.") from error
+        reports = tuple(UpdateReport(**row, log_ratio=log_ratios[str(i)]) for i, row in enumerate(state["reports"]))
+        steps_done, policy_version = int(state["steps_done"]), int(state["policy_version"])
+        missing = trainer.trainable().keys() - saved.keys()
+        if missing:
+            raise KeyError(min(missing))
+    except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
+        raise ConfigError(
+            f"the checkpoint {path} is damaged ({type(error).__name__}: {error}). Delete that folder to go on from the one "
+            "before."
+        ) from error
     with torch.no_grad():
         for name, parameter in trainer.trainable().items():
             parameter.copy_(saved[name])
     _restore_optimizer(trainer, optimizer)
-    trainer.reports = tuple(UpdateReport(**row, log_ratio=log_ratios[str(i)]) for i, row in enumerate(state["reports"]))
-    trainer.policy_version = state["policy_version"]
-    return int(state["steps_done"])
+    trainer.reports, trainer.policy_version = reports, policy_version
+    return steps_done
 
 
 def _state(trainer: Trainer, steps_done: int) -> dict[str, object]:

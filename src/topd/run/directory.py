@@ -5,6 +5,7 @@ model/  summary.json
 """
 
 import fcntl
+import json
 import os
 import platform
 import shutil
@@ -33,13 +34,22 @@ class RunDirectory:
         self.checkpoints = path / "checkpoints"
         self.model = path / "model"
 
-    def begin(self, config: Config) -> None:
-        """Record what runs here, once it is known that it can run; remove what an interrupted write left."""
+    def begin(self, config: Config, data_sha256: str) -> None:
+        """Record what runs here, once it is known that it can run; remove what an interrupted write left.
+
+        Raises ConfigError if the run began with other training data.
+        """
+        recorded = self.path / "environment.json"
+        before = json.loads(recorded.read_text(encoding="utf-8")) if recorded.is_file() else environment(data_sha256)
+        if before.get("data_sha256") != data_sha256:
+            raise ConfigError(
+                f"the training problems are not those that the run in {self.path} began with (their digest has changed). Put the "
+                "data back to go on, or start a new run in another run.directory."
+            )
         for leftover in [*self.path.glob(f"*{PARTIAL}"), *self.path.glob(f"*/*{PARTIAL}")]:
             remove(leftover)
         write_text(self.path / "config.toml", config_file.dump(config))
-        if not (self.path / "environment.json").is_file():
-            write_json(self.path / "environment.json", environment())
+        write_json(recorded, before)
 
     def rollouts(self, step: int) -> Path:
         return self.path / "rollouts" / f"step_{step:06d}.parquet"
@@ -60,21 +70,25 @@ class RunDirectory:
         """Drop the records of steps that a resumed run will do again."""
         for name in ("metrics.jsonl", "evals.jsonl"):
             path = self.path / name
-            kept = [line for line in read_lines(path) if line["step"] <= step]
+            kept = [line for line in read_lines(path) if line.get("step", 0) <= step]
             if path.is_file():
-                write_text(path, "".join(f"{_json(line)}\n" for line in kept))
+                write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 @contextmanager
 def open_run(config: Config) -> Iterator[RunDirectory]:
     """Lock the folder of a new or resumed run; `begin` then claims it. Raises ConfigError if that cannot be done."""
-    path = Path(config.run.directory).expanduser()
     try:
+        path = Path(config.run.directory).expanduser()
         path.mkdir(parents=True, exist_ok=True)
+        _check_claim(path, config)
         lock = (path / ".lock").open("a")
-    except OSError as error:
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: no such user's home; ValueError: a NUL in the name
+        if isinstance(error, ConfigError):
+            raise
+        reason = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f'run.directory = "{path}" cannot be written: {error.strerror}. Choose a folder that you may write to.'
+            f'run.directory = "{config.run.directory}" cannot be written: {reason}. Choose a folder that you may write to.'
         ) from error
     with lock:
         try:
@@ -83,7 +97,6 @@ def open_run(config: Config) -> Iterator[RunDirectory]:
             raise ConfigError(
                 f'run.directory = "{path}" is in use by another process. Wait for it, stop it, or choose another folder.'
             ) from error
-        _check_claim(path, config)
         try:
             yield RunDirectory(path)
         except ConfigError:  # nothing was spent: the corrected command must find no trace
@@ -96,7 +109,7 @@ def _check_claim(path: Path, config: Config) -> None:
     recorded = path / "config.toml"
     if config.run.resume and recorded.is_file():
         _check_unchanged(recorded, config)
-    elif any(entry.name != ".lock" for entry in path.iterdir()):
+    elif any(entry.name != ".lock" and not entry.name.endswith(PARTIAL) for entry in path.iterdir()):
         remedy = (
             "it holds no config.toml, so it is no run to resume. Choose another folder."
             if config.run.resume
@@ -106,7 +119,10 @@ def _check_claim(path: Path, config: Config) -> None:
 
 
 def _check_unchanged(recorded: Path, config: Config) -> None:
-    before = _flat(tomllib.loads(recorded.read_text(encoding="utf-8")))
+    try:
+        before = _flat(tomllib.loads(recorded.read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise ConfigError(f"{recorded} is damaged ({error}). Put the run's configuration back to go on with it.") from error
     now = _flat(tomllib.loads(config_file.dump(config)))
     changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
     refused = [key for key in changed if key not in MAY_CHANGE]
@@ -127,8 +143,8 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def environment() -> dict[str, Any]:
-    """Versions, commit and machine: what a result depends on beside its configuration."""
+def environment(data_sha256: str) -> dict[str, Any]:
+    """Versions, commit, machine and data: what a result depends on beside its configuration."""
     import torch
 
     packages = (
@@ -152,6 +168,7 @@ def environment() -> dict[str, Any]:
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "commit": _commit(),
+        "data_sha256": data_sha256,
     }
 
 
@@ -173,9 +190,3 @@ def _commit() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None
-
-
-def _json(value: Any) -> str:
-    import json
-
-    return json.dumps(value, allow_nan=False)

@@ -11,7 +11,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from topd.errors import RunStopped
+from topd.errors import ConfigError, RunStopped
 
 PARTIAL = ".partial"
 """Suffix of what is not complete yet. Nothing ever reads such a file; the next writer removes it."""
@@ -71,8 +71,14 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """The complete lines of a file made by `append_line`; empty if there is none."""
     if not path.is_file():
         return []
-    complete, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
-    return [json.loads(line) for line in complete.splitlines()]
+    complete, _, _ = path.read_text(encoding="utf-8", errors="replace").rpartition("\n")
+    lines = []
+    for number, line in enumerate(complete.split("\n") if complete else [], 1):
+        try:
+            lines.append(dict(json.loads(line)))
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"{path}, line {number} is damaged ({error}). Delete that line to go on.") from error
+    return lines
 
 
 def flush(path: Path) -> None:

@@ -1,5 +1,8 @@
 """What a person sees: a live bar per phase on a terminal, one tidy line per step, plain lines elsewhere; and the clock."""
 
+import contextlib
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,11 +13,19 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Ta
 from rich.text import Text
 
 
+class SteadyConsole(Console):
+    """A console whose reader may leave (`topd train ... | head`): it falls silent instead of ending the process."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 class Display:
     """Bars and lines on the console, and the seconds spent in each phase since `start_step`."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=False, soft_wrap=True, highlight=False)
+        self.console = console or SteadyConsole(soft_wrap=True, highlight=False)
         self._seconds: dict[str, float] = {}
         self._step_began = time.perf_counter()
 
@@ -47,7 +58,8 @@ class Display:
         return Progress(*columns, console=self.console, transient=True)
 
     def line(self, text: str) -> None:
-        self.console.print(text, markup=False)
+        with contextlib.suppress(OSError):  # a full disk behind stdout must not end a run
+            self.console.print(text, markup=False)
 
     def step_line(self, row: Mapping[str, Any], *, steps: int) -> None:
         """One line about a finished step; what does not apply is left out."""

@@ -59,6 +59,8 @@ def read(path: Path, prompts: Sequence[Prompt]) -> list[ScoredGroup]:
     rows_of: dict[str, list[int]] = {}
     for row, prompt_id in enumerate(columns["prompt_id"]):
         rows_of.setdefault(prompt_id, []).append(row)
+    if rows_of.keys() != {prompt.id for prompt in prompts}:
+        raise ConfigError(f"{path} does not hold this step's prompts. Delete it: the step is then sampled again.")
     return [_group(prompt, columns, rows_of[prompt.id]) for prompt in prompts]
 
 

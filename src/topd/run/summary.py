@@ -5,6 +5,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from topd.config import Config
 from topd.run.directory import RunDirectory
@@ -44,7 +45,7 @@ def print_summary(summary: dict[str, Any], path: Path, console: Console) -> None
     """One table per benchmark: base, student, teacher; then where everything is."""
     for name, three in summary["benchmarks"].items():
         some = next(row for row in three.values() if row)
-        table = Table(title=f"{name}: {some['problems']} problems, {some['k']} samples each", title_justify="left")
+        table = Table(title=Text(f"{name}: {some['problems']} problems, {some['k']} samples each"), title_justify="left")
         for heading in ("model", f"avg@{some['k']}", "95 % interval", f"pass@{some['k']}", "cut off", "mean tokens"):
             table.add_column(heading, justify="left" if heading == "model" else "right")
         for who, row in three.items():

@@ -4,6 +4,7 @@ Before: the task's problems. After: rollout/embedded.py (or the demonstrations, 
 """
 
 import dataclasses
+import hashlib
 from collections.abc import Sequence
 
 import torch
@@ -109,6 +110,11 @@ class PromptStream:
         self.prompts = prompts
         self.per_step = per_step
         self.seed = seed
+
+    def sha256(self) -> str:
+        """Digest of the problems, in order: a resumed run must see the same."""
+        parts = [(p.text, p.answer, p.demonstration) for p in self.prompts]
+        return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def take(self, step: int) -> list[Prompt]:
         """The prompts of step 1, 2, ...; one met again in a later pass gets a new id, hence new random numbers."""
