@@ -49,7 +49,7 @@ def topd_advantages(
 
     _check_group(teacher_logprobs, behaviour_logprobs)
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha <= 1:
-        raise ValueError(f"alpha must be a number in (0, 1], got {alpha!r}")
+        raise ValueError(f"alpha must be in (0, 1], got {alpha!r}")
     lengths = [len(part) for part in behaviour_logprobs]
     teacher, behaviour = (torch.cat(list(parts)).detach().cpu().float() for parts in (teacher_logprobs, behaviour_logprobs))
     credit = algorithm.credit(

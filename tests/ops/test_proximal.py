@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import topd
 from topd.algorithms import topd as algorithm
 from topd.ops.advantage import normalize_over_tokens
-from topd.ops.proximal import clipped_reward, floor_reward, power_reward, proximal_reward
+from topd.ops.proximal import clipped_reward, floor_reward, power_reward, proximal_reward, without_rounding
 from topd.ops.returns import immediate_plus_mean_future
 
 STUDENT = (torch.tensor([-0.5, -1.0, -0.2]), torch.tensor([-0.4, -0.1]))
@@ -200,3 +200,13 @@ def test_public_function_agrees_with_the_algorithm_default():
 def test_public_function_rejects(teacher, student, message):
     with pytest.raises(ValueError, match=message):
         topd.topd_advantages(teacher, student)
+
+
+def test_reward_is_exactly_zero_where_teacher_and_student_agree():
+    for alpha in (0.1, 0.2, 0.3, 0.5, 0.9, 1.0):
+        assert proximal_reward(torch.zeros(3), alpha=alpha).tolist() == [0.0, 0.0, 0.0]
+
+
+def test_rounding_is_agreement_and_nothing_else_is():
+    log_ratio = torch.tensor([0.0, 2e-5, -9e-5, 2e-4, -2e-4, float("-inf")])
+    assert without_rounding(log_ratio).tolist() == [0.0, 0.0, 0.0, *log_ratio[3:].tolist()]
