@@ -7,6 +7,11 @@ class TopdError(Exception):
     exit_code = 1
 
 
+def first_line(error: BaseException) -> str:
+    """What a library's exception says, in one line; its type if it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 class ConfigError(TopdError, ValueError):
     """The user's input cannot be used. Raised before anything is spent."""
 

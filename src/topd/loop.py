@@ -13,7 +13,7 @@ import torch
 
 from topd.assemble import Parts, assemble, make_trainer, probe, require
 from topd.config import Config
-from topd.errors import ConfigError, RunStopped
+from topd.errors import ConfigError, RunStopped, first_line
 from topd.eval.benchmark import Benchmark, evaluate_engine, sampling_params
 from topd.models.export import export
 from topd.rollout.embedded import EmbeddedEngine
@@ -54,7 +54,7 @@ def naming_memory() -> Iterator[None]:
         if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
             raise
         raise RunStopped(
-            f"out of memory: {str(error).splitlines()[0]} In a new run lower trainer.max_tokens_per_microbatch (scoring, "
+            f"out of memory: {first_line(error)} In a new run lower trainer.max_tokens_per_microbatch (scoring, "
             "updates) or rollout.max_concurrent_rollouts (sampling), or set trainer.gradient_checkpointing = true."
         ) from error
 

@@ -4,7 +4,7 @@ import os
 
 import torch
 
-from topd.errors import ConfigError
+from topd.errors import ConfigError, first_line
 
 
 def pick_device(name: str) -> torch.device:
@@ -17,7 +17,7 @@ def pick_device(name: str) -> torch.device:
             raise RuntimeError("it must be auto, cpu, cuda, cuda:N or mps")
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        first = str(error).splitlines()[0]
+        first = first_line(error)
         raise ConfigError(f'run.device = "{name}" cannot be used: {first}. Set run.device = "auto".') from error
     return device
 

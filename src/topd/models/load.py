@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.utils import logging as transformers_logging
 
 from topd.config import Dtype, LoraConfig
-from topd.errors import ConfigError
+from topd.errors import ConfigError, first_line
 from topd.models import gguf
 from topd.models.check import check_shared_prefix
 from topd.models.language_model import LanguageModel
@@ -31,7 +31,7 @@ def load(name: str, *, dtype: Dtype, device: torch.device, role: str) -> Languag
         )
     except Exception as error:  # a broken folder can fail anywhere in transformers, in any way
         raise ConfigError(
-            f'{role}.name = "{name}" cannot be loaded: {str(error).strip().splitlines()[0]}. The folder must hold config.json, '
+            f'{role}.name = "{name}" cannot be loaded: {first_line(error)}. The folder must hold config.json, '
             "complete model.safetensors and a tokenizer; copy it again, or give another model."
         ) from error
     if info["missing_keys"]:

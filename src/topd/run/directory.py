@@ -8,7 +8,6 @@ import fcntl
 import json
 import os
 import platform
-import shutil
 import subprocess
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -80,6 +79,7 @@ def open_run(config: Config) -> Iterator[RunDirectory]:
     """Lock the folder of a new or resumed run; `begin` then claims it. Raises ConfigError if that cannot be done."""
     try:
         path = Path(config.run.directory).expanduser()
+        is_new = not path.exists()
         path.mkdir(parents=True, exist_ok=True)
         _check_claim(path, config)
         lock = (path / ".lock").open("a")
@@ -101,7 +101,9 @@ def open_run(config: Config) -> Iterator[RunDirectory]:
             yield RunDirectory(path)
         except ConfigError:  # nothing was spent: the corrected command must find no trace
             if [entry.name for entry in path.iterdir()] == [".lock"]:
-                shutil.rmtree(path)
+                (path / ".lock").unlink()
+                if is_new:
+                    path.rmdir()
             raise
 
 

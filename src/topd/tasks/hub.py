@@ -1,7 +1,7 @@
 """Problems from the `datasets` library: a hub id or a local folder of parquet, CSV or JSON files."""
 
 from topd.config import HubConfig
-from topd.errors import ConfigError
+from topd.errors import ConfigError, first_line
 from topd.tasks.grading import SCORERS
 from topd.tasks.jsonl import problem_from
 from topd.tasks.task import Problem, Task, unique, without_leaks
@@ -25,7 +25,7 @@ def _read(config: HubConfig, split: str) -> list[Problem]:
         rows = datasets.load_dataset(config.name, config.subset, split=split)
     except (OSError, ValueError, ConnectionError, datasets.exceptions.DatasetsError) as error:
         raise ConfigError(
-            f'task.name = "{config.name}" (split {split}) cannot be loaded: {str(error).strip().splitlines()[0]}. Check the '
+            f'task.name = "{config.name}" (split {split}) cannot be loaded: {first_line(error)}. Check the '
             "name, the split and the network; a local folder of parquet files works without one."
         ) from error
     columns = {
