@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 .PHONY: quickstart test check format lint types layers docs clean
 
 quickstart: $(VENV)/.core  ## set up, then run the main job: distil the shipped student from the shipped teacher
-	$(BIN)/topd train configs/quickstart.toml
+	$(BIN)/topd train configs/quickstart.toml --run.resume true
 
 test: $(VENV)/.dev  ## set up, then run all tests
 	$(BIN)/python -m pytest
