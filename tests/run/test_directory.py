@@ -93,6 +93,8 @@ def test_a_kill_while_the_first_file_was_written_leaves_a_folder_that_can_be_res
     (tmp_path / "run").mkdir()
     (tmp_path / "run/config.toml.partial").write_text("[stu")
     open_once(tmp_path, run__resume=True)
+    assert (tmp_path / "run/config.toml").is_file()
+    assert not (tmp_path / "run/config.toml.partial").exists()
 
 
 def test_a_foreign_folder_is_left_as_it_was(tmp_path: Path) -> None:
