@@ -1,26 +1,36 @@
 """`Config` -> the parts of a run, proven to fit: models, engine, teacher, task, trainer."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from topd import algorithms
 from topd.algorithms.base import Algorithm
-from topd.config import Config
+from topd.config import Config, TeacherConfig
+from topd.endpoint.background import Background
+from topd.endpoint.cache import ScoreCache
 from topd.errors import ConfigError
 from topd.eval.benchmark import Benchmark, load_benchmarks
 from topd.models.device import pick_device, set_threads
 from topd.models.language_model import LanguageModel
 from topd.models.load import load, replica, with_adapters
 from topd.rollout.embedded import EmbeddedEngine
+from topd.rollout.handover import FilesTransport, Transport
+from topd.rollout.vllm import VllmEngine
 from topd.tasks.grading import Grader
 from topd.tasks.load import load_task
 from topd.tasks.prompts import PromptStream, make_prompts
 from topd.tasks.task import without_leaks
+from topd.teacher.endpoint import EndpointTeacher
+from topd.teacher.fit import end_token_map
 from topd.teacher.local import LocalTeacher
-from topd.teacher.probe import Check, check_end_tokens, check_run, check_vocabulary, end_token_map
+from topd.teacher.probe import check_run
+from topd.teacher.routed import RoutedTeacher, routes
+from topd.teacher.teacher import Check
 from topd.trainer.step import Trainer
 from topd.types import Prompt
 
@@ -35,35 +45,59 @@ class Parts:
     grader: Grader
     algorithm: Algorithm
     policy: LanguageModel
-    engine: EmbeddedEngine
-    teacher_model: LanguageModel | None
-    teacher: LocalTeacher | None
-    """What credit asks; None if the algorithm asks no teacher. Its model may still be there, to be evaluated."""
+    engine: EmbeddedEngine | VllmEngine
+    teacher: LocalTeacher | EndpointTeacher | RoutedTeacher | None
+    """It may be there to be evaluated only."""
     benchmarks: Sequence[Benchmark]
     num_leaks: int
     """Training problems left out because a benchmark asks the same question."""
+    cache: ScoreCache | None
+    """Where the scores of served teachers are kept until the step is stored."""
+    opened: ExitStack
+    """Connections and files, closed by `close`."""
+
+    def close(self) -> None:
+        """Close what was opened."""
+        self.opened.close()
+
+    @property
+    def asks_teacher(self) -> bool:
+        """Whether credit is made of a teacher's log-probs."""
+        return self.teacher is not None and "teacher_logprobs" in self.algorithm.NEEDS
+
+    @property
+    def teacher_of(self) -> Mapping[str, str]:
+        """Domain -> name of its teacher, where there are several."""
+        return self.teacher.routes if isinstance(self.teacher, RoutedTeacher) else {}
 
     @property
     def samples(self) -> bool:
         return "demonstrations" not in self.algorithm.NEEDS
 
 
-def assemble(config: Config) -> Parts:
-    """Load and build everything. Raises ConfigError for whatever does not exist or cannot be used."""
+def assemble(config: Config, *, cache_path: Path | None = None) -> Parts:
+    """Load, connect and build everything.
+
+    `cache_path`: where scores of served teachers may be kept. Raises ConfigError for whatever does not exist or cannot be used.
+    """
+    with ExitStack() as opened:
+        return _assemble(config, cache_path, opened)
+
+
+def _assemble(config: Config, cache_path: Path | None, opened: ExitStack) -> Parts:
     device = pick_device(config.run.device)
     set_threads(config.run.threads)
     algorithm = algorithms.load(config.algorithm.type)
     task = load_task(config.task, seed=config.run.seed)
     policy = load_policy(config, device)
-    engine = make_engine(config, policy)
     benchmarks = load_benchmarks(config, task, policy)
     train = without_leaks(task.train, [problem for benchmark in benchmarks for problem in benchmark.held_out])
     prompts = make_prompts(train, policy, config.task, name="train", room=config.rollout.max_completion_tokens)
     check_prompts(prompts, algorithm, config.algorithm.type)
-    teacher_model = (
-        load(config.teacher.name, dtype=config.teacher.dtype, device=device, role="teacher") if config.teacher else None
-    )
-    needs_teacher = teacher_model is not None and "teacher_logprobs" in algorithm.NEEDS
+    background = opened.enter_context(closing(Background()))
+    transport = make_transport(config, opened) if config.rollout.engine == "vllm" else None
+    has_served = any(teacher.base_url for teacher in config.teachers_by_name().values())
+    cache = opened.enter_context(closing(ScoreCache(cache_path))) if cache_path and has_served else None
     return Parts(
         config=config,
         device=device,
@@ -71,11 +105,12 @@ def assemble(config: Config) -> Parts:
         grader=Grader(task.score, config.task.answer_pattern),
         algorithm=algorithm,
         policy=policy,
-        engine=engine,
-        teacher_model=teacher_model,
-        teacher=make_teacher(config, policy, teacher_model) if needs_teacher else None,
+        engine=VllmEngine(config, policy, background, transport=transport) if transport else make_engine(config, policy),
+        teacher=make_teacher(config, policy, prompts, benchmarks if config.eval.teacher else [], background, cache),
         benchmarks=benchmarks,
         num_leaks=len(task.train) - len(train),
+        cache=cache,
+        opened=opened.pop_all(),
     )
 
 
@@ -111,37 +146,76 @@ def make_engine(config: Config, policy: LanguageModel) -> EmbeddedEngine:
     rows = config.rollout.max_concurrent_rollouts
     if config.student.dtype == "float32":
         sampler = dataclasses.replace(policy, autocast_dtype=None)
-        return EmbeddedEngine(sampler, max_concurrent_rollouts=rows)
-    sampler = replica(policy, getattr(torch, config.student.dtype))
+    else:
+        sampler = replica(policy, getattr(torch, config.student.dtype))
     return EmbeddedEngine(sampler, max_concurrent_rollouts=rows, policy=policy)
 
 
-def make_teacher(config: Config, policy: LanguageModel, model: LanguageModel | None) -> LocalTeacher:
-    assert model is not None
-    assert config.teacher is not None
+def make_transport(config: Config, opened: ExitStack) -> Transport:
+    """How `rollout.weights` get to servers. Raises ConfigError if what it needs is not installed."""
+    if config.rollout.weights == "nccl":
+        from topd.rollout.nccl import NcclTransport
+
+        return opened.enter_context(closing(NcclTransport()))
+    folder = config.rollout.weights_directory
+    path = Path(folder) if folder else Path(config.run.directory) / "handover"
+    return opened.enter_context(closing(FilesTransport(path.expanduser())))
+
+
+def make_teacher(
+    config: Config,
+    policy: LanguageModel,
+    prompts: Sequence[Prompt],
+    benchmarks: Sequence[Benchmark],
+    background: Background,
+    cache: ScoreCache | None,
+) -> LocalTeacher | EndpointTeacher | RoutedTeacher | None:
+    """The teacher of `[teacher]`, those of `[teachers]` by the domains of prompts, or None."""
+    sections = config.teachers_by_name()
+    if not sections:
+        return None
+    if config.teacher is not None:
+        return make_one_teacher(config, "teacher", config.teacher, policy, background, cache)
+    asked = [*prompts, *(prompt for benchmark in benchmarks for prompt in benchmark.prompts)]
+    by_domain = routes({name: section.domains for name, section in sections.items()}, asked)
+    made = {
+        name: make_one_teacher(config, f"teachers.{name}", section, policy, background, cache)
+        for name, section in sections.items()
+    }
+    return RoutedTeacher(made, by_domain)
+
+
+def make_one_teacher(
+    config: Config,
+    role: str,
+    section: TeacherConfig,
+    policy: LanguageModel,
+    background: Background,
+    cache: ScoreCache | None,
+) -> LocalTeacher | EndpointTeacher:
+    """`role` is the name of its section, for messages."""
+    at = config.rollout.temperature
+    if section.base_url is not None:
+        return EndpointTeacher(section, background, role=role, student=policy, temperature=at, cache=cache)
+    model = load(section.name, dtype=section.dtype, device=policy.device, role=role)
     return LocalTeacher(
         model,
-        temperature=config.rollout.temperature,
+        temperature=at,
         max_tokens=config.trainer.max_tokens_per_microbatch,
-        map_eos=end_token_map(policy, model) if config.teacher.map_eos else None,
+        max_concurrent_rollouts=max(config.rollout.max_concurrent_rollouts, config.eval.samples_per_problem),
+        map_eos=end_token_map(policy.eos_token_ids, model.eos_token_ids) if section.map_eos else None,
     )
 
 
 def probe(parts: Parts) -> list[Check]:
     """All checks of teacher/probe.py; those of the run are made only if the two models fit at all."""
-    checks: list[Check] = []
-    if parts.teacher_model is not None and parts.config.teacher is not None:
-        checks.append(check_vocabulary(parts.policy, parts.teacher_model))  # also of a teacher that is only evaluated
-        if parts.teacher is not None and checks[0].ok:
-            checks.append(check_end_tokens(parts.policy, parts.teacher_model, parts.config.teacher.map_eos))
+    checks = parts.teacher.checks(parts.policy) if parts.teacher is not None else []  # also of one that is only evaluated
+    if not parts.asks_teacher:
+        checks = [check for check in checks if not check.name.startswith("end token")]
     if parts.samples and all(check.ok for check in checks):
+        teacher = parts.teacher if parts.asks_teacher else None
         checks += check_run(
-            parts.config,
-            student=parts.policy,
-            engine=parts.engine,
-            teacher=parts.teacher,
-            teacher_context=parts.teacher_model.context_length if parts.teacher_model and parts.teacher else None,
-            prompts=parts.prompts.prompts,
+            parts.config, student=parts.policy, engine=parts.engine, teacher=teacher, prompts=parts.prompts.prompts
         )
     return checks
 

@@ -1,6 +1,8 @@
 """The command line: parse, call, print. `topd VERB --help` explains each verb; every setting is `--section.key value`."""
 
 import argparse
+import contextlib
+import dataclasses
 import json
 import logging
 import os
@@ -18,6 +20,11 @@ settings:
   Values are read as TOML; what is not TOML is a string. `topd config --keys` lists all keys.
 
 exit codes: 0 done; 2 the input cannot be used; 3 stopped by a failure, resumable; 130 interrupted, saved, resumable
+"""
+
+SERVE_EPILOG = """
+routes: /v1/completions /v1/score /v1/models /tokenize /detokenize /health /metrics
+exit codes: 0 stopped by SIGINT or SIGTERM; 2 the model, the port or an option cannot be used
 """
 
 
@@ -81,12 +88,27 @@ def _probe(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     from topd.assemble import assemble, probe
     from topd.errors import ConfigError
 
-    checks = probe(assemble(config_file.load(arguments.config, rest)))
+    with contextlib.closing(assemble(config_file.load(arguments.config, rest))) as parts:
+        checks = probe(parts)
     if not checks:
         raise ConfigError("there is nothing to probe: this algorithm neither samples nor asks a teacher.")
     for check in checks:
         print(f"{'ok  ' if check.ok else 'FAIL'}  {check.name}: {check.detail}")
     return 0 if all(check.ok for check in checks) else ConfigError.exit_code
+
+
+def _serve(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
+    from topd.errors import ConfigError
+
+    if rest:
+        raise ConfigError(f"topd serve does not know {rest[0]}. `topd serve --help` lists its options.")
+    try:
+        from topd.serve.server import ServeOptions, serve
+    except ImportError as error:
+        raise ConfigError(f"topd serve needs the serve extra: pip install 'topd[serve]' ({error}).") from error
+    names = {option.name for option in dataclasses.fields(ServeOptions)}
+    options = {name: value for name, value in vars(arguments).items() if name in names}
+    return serve(ServeOptions(**options, token=os.environ.get(arguments.token_env)))
 
 
 def _config(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
@@ -115,12 +137,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(command=None, debug=False)
     verbs = parser.add_subparsers(title="verbs", metavar="VERB")
 
-    def verb(name: str, command: Callable[[argparse.Namespace, Sequence[str]], int], summary: str) -> argparse.ArgumentParser:
+    def verb(
+        name: str, command: Callable[[argparse.Namespace, Sequence[str]], int], summary: str, epilog: str = OVERRIDES
+    ) -> argparse.ArgumentParser:
         added = verbs.add_parser(
             name,
             help=summary,
             description=summary,
-            epilog=OVERRIDES,
+            epilog=epilog,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
@@ -138,10 +162,37 @@ def _parser() -> argparse.ArgumentParser:
     verb("probe", _probe, "Prove that teacher, student, tokenizer and task fit, before anything is spent.").add_argument(
         "config", metavar="CONFIG", help=config_help
     )
+    _serve_options(verb("serve", _serve, "Serve a model over HTTP: log-probs and completions, in vLLM's forms.", SERVE_EPILOG))
     resolved = verb("config", _config, "Print the resolved configuration, or the list of all keys.")
     resolved.add_argument("config", metavar="CONFIG", nargs="?", help=config_help)
     resolved.add_argument("--keys", action="store_true", help="list every key with its meaning and default")
     return parser
+
+
+def _serve_options(serve: argparse.ArgumentParser) -> None:
+    serve.add_argument("model", metavar="MODEL", help="model folder, hub id, .gguf file or builtin:NAME")
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s: this machine alone)")
+    serve.add_argument("--port", type=int, default=8000, help="port to listen on; 0 picks a free one (%(default)s)")
+    serve.add_argument("--name", help="what clients call the model (as MODEL)")
+    serve.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="precision (%(default)s)")
+    serve.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps (%(default)s)")
+    serve.add_argument("--threads", type=int, metavar="N", help="threads that compute (torch's choice)")
+    serve.add_argument(
+        "--max-queue", type=int, default=256, metavar="N", help="requests that may wait; more get 429 (%(default)s)"
+    )
+    serve.add_argument(
+        "--max-tokens-per-microbatch", type=int, default=16384, metavar="N", help="padded tokens of one pass (%(default)s)"
+    )
+    serve.add_argument(
+        "--max-body-mb", type=float, default=32.0, metavar="N", help="size of a request; more gets 413 (%(default)s)"
+    )
+    serve.add_argument(
+        "--token-env",
+        default="TOPD_SERVE_TOKEN",
+        metavar="VARIABLE",
+        help="environment variable with a bearer token (%(default)s)",
+    )
+    serve.add_argument("--allow-reload", action="store_true", help="let clients pause the server and replace its weights")
 
 
 def _quiet_libraries() -> None:

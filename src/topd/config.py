@@ -6,8 +6,9 @@ config_rules.py; config_file.py reads files, and finds the class of `[algorithm]
 
 import re
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SerializeAsAny, field_validator
 
 from topd.errors import ConfigError
 
@@ -34,10 +35,65 @@ class StudentConfig(Section):
     lora: LoraConfig | None = Field(None, description="Train low-rank adapters instead of all weights.")
 
 
-class TeacherConfig(Section):
-    name: str = Field(min_length=1, description="As student.name.")
-    dtype: Dtype = Field("float32", description="Precision of scoring.")
+class EndpointConfig(Section):
+    """What any server behind a URL needs; unused, and refused, without `base_url`."""
+
+    base_url: list[str] | None = Field(None, min_length=1, description="URLs of servers of one model, as http://host:8000/v1.")
+    max_concurrent_requests: int = Field(16, ge=1, description="Requests in flight per server.")
+    timeout_s: float = Field(300.0, gt=0, description="Seconds that one attempt of a request may take.")
+    patience_s: float = Field(600.0, gt=0, description="Seconds without any success before a request is given up.")
+    max_attempts: int = Field(6, ge=1, description="Failures of one request before it is given up.")
+
+    @field_validator("base_url")
+    @classmethod
+    def _are_plain_urls(cls, value: list[str] | None) -> list[str] | None:
+        for url in value or []:
+            try:
+                parts = urlsplit(url)
+                fits = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+            except ValueError:
+                fits, parts = False, urlsplit("")
+            if parts.username or parts.password or parts.query or parts.fragment:  # may hold a secret: never shown
+                raise ConfigError(
+                    "base_url must hold no user, password, query or fragment; found one. Keys are read from an environment "
+                    "variable only (api_key_env)."
+                )
+            if not fits:
+                raise ConfigError(f"base_url must hold http or https URLs, as http://127.0.0.1:8000/v1; found {url!r}.")
+        if value is not None and len(set(value)) < len(value):
+            raise ConfigError(f"base_url names a server twice; found {value!r}. Remove one.")
+        return value
+
+
+def _environment_name(value: str) -> str:
+    if not re.fullmatch(r"[A-Z_][A-Z0-9_]*", value):  # whatever it is, it may be the key itself: never shown
+        raise ConfigError(
+            "api_key_env must be the NAME of an environment variable (capitals, digits, _), never the key itself. "
+            "Export the key, and give the variable's name."
+        )
+    return value
+
+
+EnvironmentName = Annotated[str, AfterValidator(_environment_name)]
+
+
+class TeacherConfig(EndpointConfig):
+    name: str = Field(min_length=1, description="As student.name; with base_url, the name under which the servers serve it.")
+    dtype: Dtype = Field("float32", description="Precision of scoring, of a teacher loaded here.")
     map_eos: bool = Field(False, description="Score the student's end token as the teacher's end token, where they differ.")
+    domains: list[str] | None = Field(
+        None, min_length=1, description="Domains of prompts it answers for, in [teachers.NAME]. Unset: the domain called NAME."
+    )
+    tokenizer: str | None = Field(
+        None, description="Folder or hub id with the tokenizer of a served teacher, where its servers cannot prove theirs."
+    )
+    api_key_env: EnvironmentName = Field("TOPD_TEACHER_API_KEY", description="Environment variable that holds the servers' key.")
+    max_dropped_share: float = Field(
+        0.05,
+        ge=0,
+        lt=1,
+        description="Share of a step's groups that may go unscored and be dropped. More stop the run.",
+    )
 
 
 class TaskBase(Section):
@@ -97,14 +153,25 @@ class HubConfig(TaskBase):
 TaskConfig = Annotated[ReasoningGymConfig | JsonlConfig | HubConfig, Field(discriminator="type")]
 
 
-class RolloutConfig(Section):
-    engine: Literal["embedded"] = Field("embedded", description="Where completions are sampled: embedded, in this process.")
+class RolloutConfig(EndpointConfig):
+    engine: Literal["embedded", "vllm"] = Field(
+        "embedded", description="Where completions are sampled: embedded, in this process; vllm, by the servers at base_url."
+    )
     prompts_per_step: int = Field(512, ge=1, description="Prompts in a rollout batch.")
     group_size: int = Field(8, ge=1, description="Completions per prompt.")
     max_completion_tokens: int = Field(16_384, ge=1, description="Longer completions are cut off (finish reason: length).")
     temperature: float = Field(1.0, gt=0, description="Sampling temperature; student, teacher and ratio all use it.")
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling. Log-probs stay those of the full distribution.")
     max_concurrent_rollouts: int = Field(64, ge=1, description="Completions decoded at the same time by the embedded engine.")
+    max_lag: int = Field(0, ge=0, le=1, description="Steps that sampling weights may be behind. 1: sample while training.")
+    weights: Literal["files", "nccl"] = Field(
+        "files", description="How servers get new weights: a safetensors folder that they can read, or vLLM's NCCL transfer."
+    )
+    weights_directory: str | None = Field(
+        None, description="Folder for new weights, under the same path on the servers. Unset: handover/ in the run folder."
+    )
+    model: str | None = Field(None, description="Name under which the servers serve the student. Unset: the only one they list.")
+    api_key_env: EnvironmentName = Field("TOPD_ROLLOUT_API_KEY", description="Environment variable that holds the servers' key.")
 
 
 class AlgorithmConfig(Section):
@@ -147,6 +214,7 @@ class EvalConfig(Section):
     benchmarks: list[BenchmarkConfig] = Field([], description="Benchmarks. Empty: the task's held-out problems, as `held_out`.")
     samples_per_problem: int = Field(16, ge=1, description="k of avg@k.")
     max_problems: int | None = Field(None, ge=1, description="Use only the first problems of each benchmark.")
+    teacher: bool = Field(True, description="Evaluate the teacher too, once, before the first step.")
     every_steps: int = Field(0, ge=0, description="Evaluate after every this many steps. 0: only before and after.")
     temperature: float = Field(1.0, ge=0, description="Sampling temperature; 0 is greedy.")
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling.")
@@ -169,9 +237,14 @@ class RunConfig(Section):
 class Config(Section):
     student: StudentConfig
     teacher: TeacherConfig | None = None
+    teachers: dict[str, TeacherConfig] = Field({}, description="Several teachers, [teachers.NAME], each for some domains.")
     task: TaskConfig
     rollout: RolloutConfig = RolloutConfig()
     algorithm: SerializeAsAny[AlgorithmConfig]
     trainer: TrainerConfig = TrainerConfig()
     eval: EvalConfig = EvalConfig()
     run: RunConfig
+
+    def teachers_by_name(self) -> dict[str, TeacherConfig]:
+        """`[teacher]` as "teacher", or the members of `[teachers]`."""
+        return {"teacher": self.teacher} if self.teacher else dict(self.teachers)

@@ -9,7 +9,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 import tomli_w
 from pydantic import BaseModel, ValidationError
@@ -104,7 +104,7 @@ def _section_types(annotation: Any) -> Iterator[type[BaseModel]]:
         if issubclass(annotation, BaseModel):
             yield annotation
         return
-    for argument in getattr(annotation, "__args__", ()):
+    for argument in () if get_origin(annotation) is dict else getattr(annotation, "__args__", ()):
         yield from _section_types(argument)
 
 

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterator, Set
 
-from topd.config import Config
+from topd.config import Config, Section
 
 Rule = Callable[[Config, Set[str]], Iterator[str]]
 
@@ -14,13 +14,48 @@ def broken_rules(config: Config, needs: Set[str]) -> list[str]:
 
 
 def _teacher(config: Config, needs: Set[str]) -> Iterator[str]:
-    if "teacher_logprobs" in needs and config.teacher is None:
+    teachers = config.teachers_by_name()
+    if config.teacher is not None and config.teachers:
+        yield "[teacher] and [teachers] are both given; a run has one teacher or several by domain. Remove one of the sections."
+    if "teacher_logprobs" in needs and not teachers:
         yield (
             f'[teacher] is missing: algorithm.type = "{config.algorithm.type}" learns from a teacher\'s log-probs. '
             "Add a [teacher] section with a `name`, or choose an algorithm without a teacher (grpo, sft)."
         )
-    if "teacher_logprobs" not in needs and config.teacher is not None and config.teacher.map_eos:
-        yield (f'teacher.map_eos would be ignored: algorithm.type = "{config.algorithm.type}" asks no teacher. Remove it.')
+    for name, teacher in teachers.items():
+        key = name if config.teacher else f"teachers.{name}"
+        if "teacher_logprobs" not in needs and teacher.map_eos:
+            yield (f'{key}.map_eos would be ignored: algorithm.type = "{config.algorithm.type}" asks no teacher. Remove it.')
+        if config.teacher is not None and teacher.domains is not None:
+            yield f"{key}.domains would be ignored: one [teacher] answers for all prompts. Remove it, or use [teachers.NAME]."
+        yield from _only_with(
+            key, teacher, teacher.base_url is None, "base_url is unset", (*_ENDPOINT, "tokenizer", "api_key_env")
+        )
+        yield from _only_with(key, teacher, teacher.base_url is not None, "the servers choose their own", ("dtype",))
+
+
+_ENDPOINT = ("max_concurrent_requests", "timeout_s", "patience_s", "max_attempts")
+
+
+def _only_with(key: str, section: Section, ignored: bool, why: str, names: tuple[str, ...]) -> Iterator[str]:
+    """Settings that differ from their default although they would be ignored."""
+    for name in names if ignored else ():
+        if getattr(section, name) != type(section).model_fields[name].default:
+            yield f"{key}.{name} would be ignored: {why}. Remove it."
+
+
+def _engine(config: Config, needs: Set[str]) -> Iterator[str]:
+    rollout = config.rollout
+    if rollout.engine == "embedded":
+        names = (*_ENDPOINT, "base_url", "max_lag", "weights", "weights_directory", "model", "api_key_env")
+        yield from _only_with("rollout", rollout, True, 'rollout.engine = "embedded" samples in this process', names)
+    elif rollout.base_url is None:
+        yield 'rollout.base_url is missing: rollout.engine = "vllm" samples through servers. Give their URLs.'
+    elif "demonstrations" in needs:
+        yield f'rollout.engine = "vllm" would be ignored: algorithm.type = "{config.algorithm.type}" samples nothing. Remove it.'
+    yield from _only_with(
+        "rollout", rollout, rollout.weights == "nccl", 'rollout.weights = "nccl" writes no files', ("weights_directory",)
+    )
 
 
 def _minibatches(config: Config, needs: Set[str]) -> Iterator[str]:
@@ -64,6 +99,8 @@ def _sampling(config: Config, needs: Set[str]) -> Iterator[str]:
 
 def _concurrency(config: Config, needs: Set[str]) -> Iterator[str]:
     rows = config.rollout.max_concurrent_rollouts
+    if config.rollout.engine != "embedded":
+        return
     for key, size in (
         ("rollout.group_size", config.rollout.group_size),
         ("eval.samples_per_problem", config.eval.samples_per_problem),
@@ -88,4 +125,4 @@ def _prompts(config: Config, needs: Set[str]) -> Iterator[str]:
             yield (f'{where}.system_prompt would be ignored with {where}.template = "plain". Remove it, or choose "chat".')
 
 
-RULES: tuple[Rule, ...] = (_teacher, _minibatches, _group_size, _sampling, _concurrency, _benchmarks, _prompts)
+RULES: tuple[Rule, ...] = (_teacher, _engine, _minibatches, _group_size, _sampling, _concurrency, _benchmarks, _prompts)

@@ -18,7 +18,7 @@ class ConfigError(TopdError, ValueError):
     exit_code = 2
 
 
-class RunStopped(TopdError, RuntimeError):  # noqa: N818 - it is a state of the run more than a fault
+class RunStopped(TopdError, RuntimeError):
     """A run met a failure it could not ride out. What was saved stays valid, and the run can be resumed."""
 
     exit_code = 3

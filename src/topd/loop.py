@@ -16,17 +16,17 @@ from topd.config import Config
 from topd.errors import ConfigError, RunStopped, first_line
 from topd.eval.benchmark import Benchmark, evaluate_engine, sampling_params
 from topd.models.export import export
-from topd.rollout.embedded import EmbeddedEngine
+from topd.rollout.ahead import Ahead
 from topd.rollout.engine import Engine, SamplingParams
 from topd.run import checkpoint, rollouts
-from topd.run.directory import RunDirectory, open_run
+from topd.run.directory import SCORES, RunDirectory, open_run
 from topd.run.files import read_lines
 from topd.run.interrupt import Interrupted, interruptible, uninterrupted
 from topd.run.metrics import step_metrics
 from topd.run.progress import Display
 from topd.run.summary import print_summary, summarise_run
 from topd.tasks.prompts import demonstrate
-from topd.teacher.scoring import recomputation, score
+from topd.teacher.scoring import kept, score
 from topd.trainer.batch import flatten, make_batches
 from topd.types import Credit, CreditInput, Prompt, RolloutGroup, ScoredGroup, TrainBatch
 
@@ -38,8 +38,7 @@ def run(config: Config, display: Display | None = None) -> dict[str, Any]:
     """
     with interruptible(), open_run(config) as directory:
         display = display or Display()
-        with naming_memory():
-            parts = assemble(config)
+        with naming_memory(), contextlib.closing(assemble(config, cache_path=directory.path / SCORES)) as parts:
             require(probe(parts))
             directory.begin(config, parts.prompts.sha256())
             return Run(parts, directory, display).to_the_end()
@@ -68,6 +67,7 @@ class Run:
         self.directory = directory
         self.display = display
         self.trainer = make_trainer(parts)
+        self.ahead = Ahead()
         self.steps_done = 0
 
     def to_the_end(self) -> dict[str, Any]:
@@ -98,11 +98,13 @@ class Run:
         self.display.start_step()
         prompts = self.parts.prompts.take(step)  # 1
         scored = self.stored(step, prompts) or self.score(self.sample(step, prompts))  # 2, 3
+        self.sample_ahead(step + 1)
         flat = flatten(scored)
         credit = self.parts.algorithm.credit(flat, self.config.algorithm)  # 4
         self.store(step, scored, credit)
         self.update(self.batches(step, scored, credit))  # 5, 6, 7
-        self.parts.engine.load_weights(self.trainer.policy_version)
+        if not self.config.rollout.max_lag:
+            self.load_weights()
         self.record(step, scored, flat, credit)
 
     def sample(self, step: int, prompts: Sequence[Prompt]) -> list[RolloutGroup]:
@@ -112,6 +114,13 @@ class Run:
             shown = [demonstrate(prompt, self.parts.policy, rollout.max_completion_tokens) for prompt in prompts]
             pairs = zip(prompts, shown, strict=True)
             return [RolloutGroup(prompt=p, rollouts=(r,), policy_version=self.trainer.policy_version) for p, r in pairs]
+        with self.display.phase("rollout", f"step {step}") as on_tokens:
+            return self.ahead.take(step) or self._generate(step, prompts, on_tokens)
+
+    def _generate(
+        self, step: int, prompts: Sequence[Prompt], on_tokens: Callable[[int], None] = lambda num_tokens: None
+    ) -> list[RolloutGroup]:
+        rollout = self.config.rollout
         params = SamplingParams(
             n=rollout.group_size,
             max_tokens=rollout.max_completion_tokens,
@@ -119,19 +128,38 @@ class Run:
             top_p=rollout.top_p,
             seed=(self.config.run.seed, "rollout", step),
         )
-        with self.display.phase("rollout", f"step {step}") as on_tokens:
-            return self.parts.engine.generate(prompts, params, on_tokens=on_tokens)
+        teacher = self.parts.teacher if self.parts.asks_teacher else None
+        on_groups = teacher.prefetch if teacher is not None else lambda groups: None
+        return self.parts.engine.generate(prompts, params, on_tokens=on_tokens, on_groups=on_groups)
+
+    def sample_ahead(self, step: int) -> None:
+        """With rollout.max_lag = 1, begin with that step's rollouts, from the weights as they are now."""
+        if not self.config.rollout.max_lag or step > self.config.run.steps:
+            return
+        self.load_weights()
+        if not self.directory.rollouts(step).is_file():
+            prompts = self.parts.prompts.take(step)
+            self.ahead.start(step, lambda: self._generate(step, prompts))
+
+    def load_weights(self) -> None:
+        """Bring the engine up to the trainer's weights, once nothing is sampled from older ones any more."""
+        self.ahead.wait()
+        if self.parts.engine.policy_version != self.trainer.policy_version:
+            self.parts.engine.load_weights(self.trainer.policy_version)
 
     def score(self, groups: Sequence[RolloutGroup]) -> list[ScoredGroup]:
         total = sum(len(completion) for group in groups for completion in group.completions)
         with self.display.phase("teacher", total=total) as on_tokens:
-            return score(
+            scored = score(
                 groups,
                 grader=self.parts.grader,
-                teacher=self.parts.teacher,
-                recompute=self._recompute(),
+                teacher=self.parts.teacher if self.parts.asks_teacher else None,
+                engine=self.parts.engine if self.parts.samples else None,
+                temperature=self.config.rollout.temperature,
+                max_tokens=self.config.trainer.max_tokens_per_microbatch,
                 on_tokens=on_tokens,
             )
+        return kept(scored, min((t.max_dropped_share for t in self.config.teachers_by_name().values()), default=0.0))
 
     def batches(self, step: int, scored: Sequence[ScoredGroup], credit: Credit) -> list[TrainBatch]:
         return make_batches(
@@ -174,11 +202,16 @@ class Run:
             seconds=self.display.seconds(),
             tokens_before=before[-1]["tokens/total"] if before else 0,
             sampled=self.parts.samples,
+            dropped=self.config.rollout.prompts_per_step - len(scored),
+            counts=self.parts.teacher.counts() if self.parts.teacher is not None else None,
+            teacher_of=self.parts.teacher_of,
         )
         with uninterrupted():
             self.directory.add_metrics(row)
             self.trainer.begin_step()
             self.steps_done = step
+            if self.parts.cache is not None:
+                self.parts.cache.step_done()
         self.display.step_line(row, steps=self.config.run.steps)
 
     def resume(self) -> None:
@@ -211,11 +244,11 @@ class Run:
         if step not in (0, self.config.run.steps) and not (every and step % every == 0):
             return
         for benchmark in self.parts.benchmarks:
+            self.load_weights()
             self._evaluate("student", step, benchmark, self.parts.engine)
-            if step == 0 and self.parts.teacher_model is not None:
-                rows = self.config.rollout.max_concurrent_rollouts
-                teacher = EmbeddedEngine(self.parts.teacher_model, max_concurrent_rollouts=rows)
-                self._evaluate("teacher", step, benchmark, teacher)
+            teacher = self.parts.teacher
+            if step == 0 and self.config.eval.teacher and teacher is not None:
+                self._evaluate("teacher", step, benchmark, teacher.engine())
 
     def _evaluate(self, who: str, step: int, benchmark: Benchmark, engine: Engine) -> None:
         key = (who, step, benchmark.name)
@@ -237,15 +270,3 @@ class Run:
         self.directory.write_summary(summary)
         print_summary(summary, self.directory.path, self.display.console)
         return summary
-
-    def _recompute(self) -> Callable[[Sequence[RolloutGroup]], list[Any]] | None:
-        """The trainer's own log-probs, where sampling does not already report them."""
-        exact = self.parts.policy.sampled_is_trained and self.parts.engine.model.sampled_is_trained
-        if exact or not self.parts.samples:
-            return None
-        config = self.config
-        return recomputation(
-            self.parts.policy,
-            temperature=config.rollout.temperature,
-            max_tokens=config.trainer.max_tokens_per_microbatch,
-        )

@@ -15,8 +15,8 @@ def test_mapping_the_end_token_changes_the_last_log_prob_alone(tmp_path: Path) -
     parts = assemble(config_file.load(tiny_config(tmp_path / "run")))
     [eos], other = parts.policy.eos_token_ids, parts.policy.tokenizer.convert_tokens_to_ids(";")
     groups = parts.engine.generate(list(parts.prompts.prompts[:3]), SamplingParams(n=2, max_tokens=40))
-    plain = LocalTeacher(parts.teacher_model, temperature=1.0, max_tokens=1000).score(groups)
-    mapped = LocalTeacher(parts.teacher_model, temperature=1.0, max_tokens=1000, map_eos={eos: other}).score(groups)
+    plain = LocalTeacher(parts.teacher.model, temperature=1.0, max_tokens=1000).score(groups)
+    mapped = LocalTeacher(parts.teacher.model, temperature=1.0, max_tokens=1000, map_eos={eos: other}).score(groups)
     stopped = 0
     for group, one, two in zip(groups, plain, mapped, strict=True):
         for completion, before, after in zip(group.completions, one, two, strict=True):

@@ -14,7 +14,9 @@ from topd import config_file
 from topd.assemble import assemble, probe, require
 from topd.errors import ConfigError
 from topd.models.load import BUILTIN
-from topd.teacher.probe import check_end_tokens, check_run, check_self_teacher, end_token_map
+from topd.teacher.fit import check_end_tokens, end_token_map
+from topd.teacher.local import LocalTeacher
+from topd.teacher.probe import check_run, check_self_teacher
 
 
 def checks(tmp_path: Path, **changes: object) -> dict:
@@ -86,10 +88,10 @@ def test_every_end_token_of_the_student_finds_one_the_teacher_ends_with(
     tmp_path: Path, student_ends: tuple[int, ...], teacher_ends: tuple[int, ...], expected: dict[int, int]
 ) -> None:
     policy = assemble(config_file.load(tiny_config(tmp_path / "run"))).policy
-    student, teacher = (dataclasses.replace(policy, eos_token_ids=ends) for ends in (student_ends, teacher_ends))
-    assert end_token_map(student, teacher) == expected
-    assert check_end_tokens(student, teacher, False).ok == (list(expected) == list(expected.values()))
-    assert check_end_tokens(student, teacher, True).ok
+    student = dataclasses.replace(policy, eos_token_ids=student_ends)
+    assert end_token_map(student_ends, teacher_ends) == expected
+    assert check_end_tokens(student, teacher_ends, False).ok == (list(expected) == list(expected.values()))
+    assert check_end_tokens(student, teacher_ends, True).ok
 
 
 def test_a_teacher_that_is_only_evaluated_needs_the_same_vocabulary(tmp_path: Path, teacher_folder: Path) -> None:
@@ -108,13 +110,16 @@ def test_a_teacher_with_a_short_context_is_refused(tmp_path: Path, teacher_folde
 def test_a_teacher_that_ignores_the_temperature_is_refused_at_any_other_than_one(tmp_path: Path) -> None:
     for temperature, expected in ((1.0, True), (0.7, False)):
         parts = assemble(config_file.load(tiny_config(tmp_path / "run", rollout__temperature=temperature)))
-        parts.teacher.honours_temperature = False
+
+        class AtOne(LocalTeacher):
+            honours_temperature = False
+
+        parts.teacher.__class__ = AtOne
         found = check_run(
             parts.config,
             student=parts.policy,
             engine=parts.engine,
             teacher=parts.teacher,
-            teacher_context=256,
             prompts=parts.prompts.prompts,
         )
         assert {check.name: check.ok for check in found}["temperature"] is expected
@@ -140,14 +145,13 @@ def test_sampling_from_other_weights_than_the_trainers_is_noticed(tmp_path: Path
 def test_wrong_scores_are_noticed(tmp_path: Path) -> None:
     parts = assemble(config_file.load(tiny_config(tmp_path / "run")))
 
-    class Broken:
-        honours_temperature = True
-
+    class Broken(LocalTeacher):
         def __init__(self, change) -> None:
+            super().__init__(parts.teacher.model, temperature=1.0, max_tokens=1000)
             self.change = change
 
         def score(self, groups, *, on_tokens=lambda n: None):
-            return [tuple(self.change(part) for part in group) for group in parts.teacher.score(groups)]
+            return [tuple(self.change(part) for part in group) for group in super().score(groups)]
 
     for change in (lambda part: part[1:], lambda part: part * float("nan"), lambda part: -part):
         found = check_run(
@@ -155,7 +159,6 @@ def test_wrong_scores_are_noticed(tmp_path: Path) -> None:
             student=parts.policy,
             engine=parts.engine,
             teacher=Broken(change),
-            teacher_context=256,
             prompts=parts.prompts.prompts,
         )
         assert not {check.name: check for check in found}["teacher log-probs"].ok

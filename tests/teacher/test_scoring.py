@@ -10,21 +10,20 @@ from topd import config_file
 from topd.assemble import assemble
 from topd.errors import RunStopped
 from topd.rollout.engine import SamplingParams
-from topd.teacher.scoring import recomputation, score
+from topd.teacher.local import LocalTeacher
+from topd.teacher.scoring import score
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_recomputed_log_probs_replace_the_sampled_ones_and_keep_them(tmp_path: Path, dtype: str) -> None:
     parts = assemble(config_file.load(tiny_config(tmp_path / "run", student__dtype=dtype)))
     groups = parts.engine.generate(list(parts.prompts.prompts[:2]), SamplingParams(n=2, max_tokens=12))
-    recompute = recomputation(parts.policy, temperature=1.0, max_tokens=1000)
-    scored = score(groups, grader=parts.grader, teacher=parts.teacher, recompute=recompute)
-    exact = torch.cat(
-        [part for item in score(groups, grader=parts.grader, teacher=None, recompute=None) for part in item.old_logprobs]
-    )
+    ask = dict(grader=parts.grader, teacher=parts.teacher, temperature=1.0, max_tokens=1000)
+    scored = score(groups, engine=parts.engine, **ask)
+    sampled = torch.cat([part for item in score(groups, engine=None, **ask) for part in item.old_logprobs])
     found = torch.cat([part for item in scored for part in item.old_logprobs])
-    difference = float((exact - found).abs().max())
-    assert difference < 1e-5 if dtype == "float32" else 1e-5 < difference < 0.3
+    difference = float((sampled - found).abs().max())
+    assert difference == 0 if dtype == "float32" else 1e-5 < difference < 0.3
     assert all(item.group is group for item, group in zip(scored, groups, strict=True))
 
 
@@ -40,7 +39,7 @@ def test_grades_and_errors_of_the_grader_are_per_group(tmp_path: Path) -> None:
 
     from topd.tasks.grading import Grader
 
-    scored = score(groups, grader=Grader(score_one, None), teacher=None, recompute=None)
+    scored = score(groups, grader=Grader(score_one, None), teacher=None, engine=None, temperature=1.0, max_tokens=1000)
     assert [item.num_grader_errors for item in scored] == [2, 0]
     assert [item.rewards.tolist() for item in scored] == [[0.0, 0.0], [1.0, 1.0]]
 
@@ -52,11 +51,10 @@ def test_scores_that_are_no_log_probs_stop_the_run_before_anything_is_stored(tmp
     parts = assemble(config_file.load(tiny_config(tmp_path / "run")))
     groups = parts.engine.generate(list(parts.prompts.prompts[:2]), SamplingParams(n=2, max_tokens=12))
 
-    class Broken:
-        honours_temperature = True
-
+    class Broken(LocalTeacher):
         def score(self, groups, *, on_tokens=lambda n: None):
-            return [tuple(change(part) for part in group) for group in parts.teacher.score(groups)]
+            return [tuple(change(part) for part in group) for group in super().score(groups)]
 
+    broken = Broken(parts.teacher.model, temperature=1.0, max_tokens=1000)
     with pytest.raises(RunStopped, match=groups[0].prompt.id):
-        score(groups, grader=parts.grader, teacher=Broken(), recompute=None)
+        score(groups, grader=parts.grader, teacher=broken, engine=None, temperature=1.0, max_tokens=1000)

@@ -7,8 +7,8 @@ import torch
 from topd.errors import ConfigError, first_line
 
 
-def pick_device(name: str) -> torch.device:
-    """`auto` is cuda, else mps, else cpu. Raises ConfigError for a device this machine does not have."""
+def pick_device(name: str, *, key: str = "run.device") -> torch.device:
+    """`auto` is cuda, else mps, else cpu. Raises ConfigError, naming the key, for a device this machine does not have."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
@@ -18,16 +18,14 @@ def pick_device(name: str) -> torch.device:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         first = first_line(error)
-        raise ConfigError(f'run.device = "{name}" cannot be used: {first}. Set run.device = "auto".') from error
+        raise ConfigError(f'{key} = "{name}" cannot be used: {first}. Set {key} = "auto".') from error
     return device
 
 
-def set_threads(number: int | None) -> None:
-    """Set torch's threads; None leaves them. Raises ConfigError for more threads than processors."""
+def set_threads(number: int | None, *, key: str = "run.threads") -> None:
+    """Set torch's threads; None leaves them. Raises ConfigError, naming the key, for more threads than processors."""
     if number is None:
         return
     if number > (os.cpu_count() or 1):
-        raise ConfigError(
-            f"run.threads must be at most the {os.cpu_count()} processors of this machine, found {number}. Lower it."
-        )
+        raise ConfigError(f"{key} must be at most the {os.cpu_count()} processors of this machine, found {number}. Lower it.")
     torch.set_num_threads(number)

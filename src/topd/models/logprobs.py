@@ -4,7 +4,7 @@ The prompt of a group is run once. All but its last token are one row of a first
 second pass, so that row position k predicts completion token k. This is the only place with the one-token shift.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -15,7 +15,7 @@ from transformers.cache_utils import Cache
 
 from topd.models.language_model import LanguageModel
 from topd.models.prefix import reading, recording
-from topd.ops.logprobs import chunked_token_logprobs
+from topd.ops.logprobs import CHUNK_ELEMENTS, chunked_token_logprobs
 
 
 @runtime_checkable
@@ -37,6 +37,7 @@ class Divisible(TokenGroup, Protocol):
 
 
 D = TypeVar("D", bound=Divisible)
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,18 +164,84 @@ def score_groups(
     on_tokens: Callable[[int], None] = lambda num_tokens: None,
 ) -> list[tuple[Tensor, ...]]:
     """`completion_logprobs` without gradient, in micro-batches: for every group, one CPU tensor per completion."""
-    pairs = zip(groups, groups if targets is None else targets, strict=True)
+
+    def score(batch: list[_Piece]) -> Iterator[Tensor]:
+        wanted = [piece.wanted for piece in batch]
+        flat = completion_logprobs(model, batch, temperature=temperature, targets=wanted).cpu()
+        return (part.clone() for part in flat.split(_lengths(batch)))
+
+    return _by_microbatch(groups, groups if targets is None else targets, max_tokens, score, on_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class RankedLogprobs:
+    """The tokens of one completion among all that could have stood there: nats, float32, on the CPU."""
+
+    logprobs: Float[Tensor, " token"]
+    ranks: Int[Tensor, " token"]
+    """Number of tokens at least as likely as this one, itself included: 1 for the most likely. Ties count, as in vLLM."""
+    top_ids: Int[Tensor, "token k"]
+    """The most likely tokens, best first."""
+    top_logprobs: Float[Tensor, "token k"]
+
+
+@torch.no_grad()
+def ranked_logprobs(
+    model: LanguageModel,
+    groups: Sequence[TokenGroup],
+    *,
+    max_tokens: int,
+    top_k: int,
+    temperature: float = 1.0,
+    on_tokens: Callable[[int], None] = lambda num_tokens: None,
+) -> list[tuple[RankedLogprobs, ...]]:
+    """`score_groups`, with the rank of every token and the `top_k` most likely ones (all, if the vocabulary is smaller).
+
+    The output head runs on CHUNK_ELEMENTS logits at a time; nothing as large as tokens times vocabulary is kept.
+    """
+    to_logits, rows, k = model.output_head(), max(1, CHUNK_ELEMENTS // model.vocab_size), min(top_k, model.vocab_size)
+
+    def rank(hidden: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
+        scaled = to_logits(hidden).float() / temperature
+        own, normaliser = scaled.gather(-1, ids[:, None]), torch.logsumexp(scaled, dim=-1, keepdim=True)
+        top, top_ids = scaled.topk(k, dim=-1)
+        return (own - normaliser).squeeze(-1), (scaled >= own).sum(dim=-1), top_ids, top - normaliser
+
+    def score(batch: list[_Piece]) -> Iterator[RankedLogprobs]:
+        completions = [completion for piece in batch for completion in piece.completions]
+        wanted = torch.tensor([token for completion in completions for token in completion], device=model.device)
+        with model.autocast():
+            prompts = run_prompts(model, [piece.prompt_ids for piece in batch])
+            hidden = _completion_hidden(model, batch, completions, prompts)
+            chunks = [rank(h, ids) for h, ids in zip(hidden.split(rows), wanted.split(rows), strict=True)]
+        columns = [torch.cat(column).cpu().split(_lengths(batch)) for column in zip(*chunks, strict=True)]
+        return (RankedLogprobs(*(part.clone() for part in parts)) for parts in zip(*columns, strict=True))
+
+    return _by_microbatch(groups, groups, max_tokens, score, on_tokens)
+
+
+def _lengths(groups: Sequence[TokenGroup]) -> list[int]:
+    return [len(completion) for group in groups for completion in group.completions]
+
+
+def _by_microbatch(
+    groups: Sequence[TokenGroup],
+    targets: Sequence[TokenGroup],
+    max_tokens: int,
+    score: Callable[[list[_Piece]], Iterable[R]],
+    on_tokens: Callable[[int], None],
+) -> list[tuple[R, ...]]:
+    """What `score` gives for every completion of a micro-batch, in the order of the groups."""
+    pairs = zip(groups, targets, strict=True)
     pieces = [
         _Piece(i, Tokens(g.prompt_ids, g.completions), Tokens(t.prompt_ids, t.completions)) for i, (g, t) in enumerate(pairs)
     ]
-    found: list[tuple[Tensor, ...]] = [() for _ in groups]
+    found: list[tuple[R, ...]] = [() for _ in groups]
     for batch in microbatches(pieces, max_tokens):
-        wanted = [piece.wanted for piece in batch]
-        flat = completion_logprobs(model, batch, temperature=temperature, targets=wanted).cpu()
-        parts = iter(flat.split([len(completion) for piece in batch for completion in piece.completions]))
+        parts = iter(score(batch))
         for piece in batch:
-            found[piece.index] += tuple(next(parts).clone() for _ in piece.completions)
-        on_tokens(len(flat))
+            found[piece.index] += tuple(next(parts) for _ in piece.completions)
+        on_tokens(sum(_lengths(batch)))
     return found
 
 

@@ -26,12 +26,15 @@ COMPACT_BELOW = 0.8
 """Finished rows are dropped once fewer than this share are alive: copying the cache costs about as much as a decoded token."""
 
 
-def _ignore(num_tokens: int) -> None:
+def _ignore(told: object) -> None:
     return None
 
 
 class EmbeddedEngine:
-    """Samples from `model`. If that is a replica, `load_weights` copies the weights of `policy` into it."""
+    """Samples from `model`. `policy` is the model that trains, if any does; its weights are copied into a `model` that is a
+    replica of it."""
+
+    kind = "embedded"
 
     def __init__(self, model: LanguageModel, *, max_concurrent_rollouts: int, policy: LanguageModel | None = None) -> None:
         self.model = model
@@ -41,20 +44,30 @@ class EmbeddedEngine:
 
     @torch.no_grad()
     def load_weights(self, policy_version: int) -> None:
-        if self.policy is not None:
+        if self.policy is not None and self.policy.module is not self.model.module:
             pairs = zip(self.model.module.parameters(), self.policy.module.parameters(), strict=True)
             for mine, theirs in pairs:
                 mine.copy_(theirs)
         self.policy_version = policy_version
 
+    def behaviour(self, policy_version: int) -> LanguageModel | None:
+        trained = self.policy or self.model
+        return None if self.model.sampled_is_trained and trained.sampled_is_trained else trained
+
     @torch.no_grad()
     def generate(
-        self, prompts: Sequence[Prompt], params: SamplingParams, *, on_tokens: Callable[[int], None] = _ignore
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        *,
+        on_tokens: Callable[[int], None] = _ignore,
+        on_groups: Callable[[Sequence[RolloutGroup]], None] = _ignore,
     ) -> list[RolloutGroup]:
         per_batch = max(1, self.max_concurrent_rollouts // params.n)  # one group is never cut
         groups: list[RolloutGroup] = []
         for start in range(0, len(prompts), per_batch):
             groups += self._generate_batch(prompts[start : start + per_batch], params, on_tokens)
+            on_groups(groups[start:])
         return groups
 
     def _generate_batch(

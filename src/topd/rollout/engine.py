@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from topd.models.language_model import LanguageModel
 from topd.types import Prompt, RolloutGroup
 
 
@@ -25,16 +26,28 @@ class SamplingParams:
 class Engine(Protocol):
     """Samples from the policy it was last given."""
 
+    kind: str
+    """What computes its log-probs: "embedded" is topd itself."""
+    policy_version: int
+
     def generate(
         self,
         prompts: Sequence[Prompt],
         params: SamplingParams,
         *,
         on_tokens: Callable[[int], None] = ...,
+        on_groups: Callable[[Sequence[RolloutGroup]], None] = ...,
     ) -> list[RolloutGroup]:
-        """One group per prompt, in order. `on_tokens` is told how many tokens were sampled since it was last called."""
+        """One group per prompt, in order.
+
+        `on_tokens` is told how many tokens were sampled since it was last called, `on_groups` of groups as they are complete.
+        """
         ...
 
     def load_weights(self, policy_version: int) -> None:
-        """Take over the trainer's weights, which are now of that version."""
+        """Take over the trainer's weights, which are now of that version. Raises RunStopped if that cannot be proven."""
+        ...
+
+    def behaviour(self, policy_version: int) -> LanguageModel | None:
+        """The model whose recomputed log-probs are those of rollouts of that version; None if the sampled ones already are."""
         ...

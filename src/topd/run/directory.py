@@ -1,13 +1,14 @@
 """The run folder: the only place a run writes to, and the only output format.
 
 config.toml  environment.json  metrics.jsonl  evals.jsonl  rollouts/step_000001.parquet  checkpoints/step_000010/
-model/  summary.json
+model/  summary.json, and with a served teacher teacher_scores.sqlite
 """
 
 import fcntl
 import json
 import os
 import platform
+import re
 import subprocess
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -21,8 +22,20 @@ from topd.config import Config
 from topd.errors import ConfigError
 from topd.run.files import PARTIAL, append_line, read_lines, remove, write_json, write_text
 
-MAY_CHANGE = {"run.resume", "run.checkpoint_every", "run.keep_checkpoints", "run.steps", "run.device", "run.directory"}
-"""Keys that a resumed run may set anew. A change of any other would make one run out of two."""
+_ENDPOINT = "base_url|api_key_env|max_concurrent_requests|timeout_s|patience_s|max_attempts|max_dropped_share"
+MAY_CHANGE = re.compile(
+    r"run\.(resume|checkpoint_every|keep_checkpoints|steps|device|directory)|eval\.teacher"
+    rf"|(teacher|teachers\.[^.]+|rollout)\.({_ENDPOINT}|weights|weights_directory)"
+)
+"""Keys that a resumed run may set anew: how often it saves, where its servers are and how they are asked. A change of any other
+would make one run out of two."""
+
+
+SCORES = "teacher_scores.sqlite"
+"""Answers of served teachers that are not in rollouts/ yet."""
+
+_TRACES = {".lock", SCORES, f"{SCORES}-wal", f"{SCORES}-shm", "handover"}
+"""What may be in a folder before its run has begun."""
 
 
 class RunDirectory:
@@ -100,8 +113,10 @@ def open_run(config: Config) -> Iterator[RunDirectory]:
         try:
             yield RunDirectory(path)
         except ConfigError:  # nothing was spent: the corrected command must find no trace
-            if [entry.name for entry in path.iterdir()] == [".lock"]:
-                (path / ".lock").unlink()
+            entries = list(path.iterdir())
+            if {entry.name for entry in entries} <= _TRACES:
+                for entry in entries:
+                    remove(entry)
                 if is_new:
                     path.rmdir()
             raise
@@ -111,7 +126,7 @@ def _check_claim(path: Path, config: Config) -> None:
     recorded = path / "config.toml"
     if config.run.resume and recorded.is_file():
         _check_unchanged(recorded, config)
-    elif any(entry.name != ".lock" and not entry.name.endswith(PARTIAL) for entry in path.iterdir()):
+    elif any(entry.name not in _TRACES and not entry.name.endswith(PARTIAL) for entry in path.iterdir()):
         remedy = (
             "it holds no config.toml, so it is no run to resume. Choose another folder."
             if config.run.resume
@@ -127,7 +142,7 @@ def _check_unchanged(recorded: Path, config: Config) -> None:
         raise ConfigError(f"{recorded} is damaged ({error}). Put the run's configuration back to go on with it.") from error
     now = _flat(tomllib.loads(config_file.dump(config)))
     changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
-    refused = [key for key in changed if key not in MAY_CHANGE]
+    refused = [key for key in changed if not MAY_CHANGE.fullmatch(key)]
     if "run.steps" in changed and config.trainer.schedule != "constant":
         refused.append("run.steps")
     if refused:
@@ -160,6 +175,7 @@ def environment(data_sha256: str) -> dict[str, Any]:
         "reasoning-gym",
         "math-verify",
         "peft",
+        "httpx2",
     )
     return {
         "packages": {name: found for name in packages if (found := _version(name))},

@@ -5,6 +5,7 @@ from the table. Names of volatile metrics (times, throughput, memory) differ bet
 """
 
 import math
+import re
 import resource
 import sys
 from collections.abc import Mapping, Sequence
@@ -50,6 +51,13 @@ METRICS = (
     Metric("teacher/log_ratio_p01", "nats", "1st percentile of teacher minus behaviour log-prob: the heavy tail."),
     Metric("teacher/log_ratio_p50", "nats", "Median of it."),
     Metric("teacher/log_ratio_p99", "nats", "99th percentile of it."),
+    Metric("teacher/dropped_groups", "groups", "Groups of the step that the teacher could not score, and that were left out."),
+    Metric("teacher/requests", "requests", "Requests to a served teacher's servers since the step before.", volatile=True),
+    Metric("teacher/retries", "requests", "Requests that failed and were made again.", volatile=True),
+    Metric("teacher/cached", "completions", "Completions whose scores were still on disk, after a resume.", volatile=True),
+    Metric("teacher/NAME/gap", "nats per token", "teacher/gap over the prompts of [teachers.NAME], where there are several."),
+    Metric("teacher/NAME/reward", "nats", "token_reward/mean over them."),
+    Metric("teacher/NAME/groups", "groups", "How many groups they were."),
     Metric("token_reward/std_in_group", "nats", "Mean over groups of the standard deviation of per-token rewards in a group."),
     Metric("advantage/degenerate_groups", "share", "Groups without any signal: all advantages are 0."),
     Metric("ratio/p01", "ratio", "1st percentile of the importance ratio over all tokens and updates of the step."),
@@ -66,6 +74,7 @@ METRICS = (
         "nats per token",
         "KL of the engine's distribution to the trainer's before the first update (k3 estimate). Healthy: below 0.01.",
     ),
+    Metric("policy/lag", "updates", "Updates between the weights that sampled and those that the step began with."),
     Metric("completion/mean_length", "tokens", "Mean completion length, end token included."),
     Metric("completion/max_length", "tokens", "Longest completion."),
     Metric("completion/truncation_rate", "share", "Completions cut off at rollout.max_completion_tokens."),
@@ -115,24 +124,60 @@ def step_metrics(
     seconds: Mapping[str, float],
     tokens_before: int,
     sampled: bool,
+    dropped: int = 0,
+    counts: Mapping[str, int] | None = None,
+    teacher_of: Mapping[str, str] | None = None,
 ) -> dict[str, float | int | None]:
-    """All metrics of one step. What does not apply (`sampled` is False for demonstrations) or is infinite is None."""
+    """All metrics of one step. What does not apply (`sampled` is False for demonstrations) or is infinite is None.
+
+    `counts`: of a served teacher. `teacher_of`: domain -> name of its teacher, where there are several.
+    """
     num_tokens = int(flat.lengths.sum())
     values: dict[str, float | int | None] = {"step": step, "policy_version": policy_version}
     values |= _reward_metrics(groups, flat)
     values |= _credit_metrics(flat, credit)
     values |= _length_metrics(groups, flat)
     values |= _update_metrics(reports)
+    values |= {f"teacher/{name}": value for name, value in (counts or {}).items()}
+    values |= _per_teacher(groups, flat, credit, teacher_of or {})
+    if flat.teacher_logprobs is not None:
+        values["teacher/dropped_groups"] = dropped
     if sampled:
         values |= _policy_metrics(groups, reports) | _ratio_metrics(reports)
+        values["policy/lag"] = policy_version - len(reports) - groups[0].group.policy_version
     values |= {"tokens/rollout": num_tokens, "tokens/total": tokens_before + num_tokens}
     values |= {f"seconds/{name}": round(value, 4) for name, value in seconds.items()}
     trained = sum(report.num_tokens for report in reports)
     for phase, tokens in (("rollout", num_tokens), ("teacher", num_tokens), ("update", trained)):
         values[f"tokens_per_second/{phase}"] = round(tokens / seconds[phase], 1) if seconds.get(phase) else None
     values["memory/peak"] = round(peak_memory_gib(), 3)
-    assert values.keys() <= NAMES, f"undeclared metrics: {values.keys() - NAMES}"
+    undeclared = {name for name in values if declared_name(name) not in NAMES}
+    assert not undeclared, f"undeclared metrics: {undeclared}"
     return {name: _finite(value) for name, value in values.items()}
+
+
+def declared_name(name: str) -> str:
+    """The name in the table: teacher/math/gap is declared as teacher/NAME/gap."""
+    return re.sub(r"^teacher/[^/]+/", "teacher/NAME/", name)
+
+
+def _per_teacher(
+    groups: Sequence[ScoredGroup], flat: CreditInput, credit: Credit, teacher_of: Mapping[str, str]
+) -> dict[str, float | int]:
+    """Gap, reward and number of groups of every teacher that was asked in this step."""
+    if not teacher_of or flat.teacher_logprobs is None:
+        return {}
+    names = [teacher_of[scored.group.prompt.domain] for scored in groups]
+    tokens = [sum(map(len, scored.group.completions)) for scored in groups]
+    gaps = (flat.behaviour_logprobs - flat.teacher_logprobs).double().split(tokens)
+    rewards = credit.token_rewards.double().split(tokens)
+    values: dict[str, float | int] = {}
+    for name in sorted(set(names)):
+        own = [i for i, each in enumerate(names) if each == name]
+        values[f"teacher/{name}/gap"] = float(torch.cat([gaps[i] for i in own]).mean())
+        values[f"teacher/{name}/reward"] = float(torch.cat([rewards[i] for i in own]).mean())
+        values[f"teacher/{name}/groups"] = len(own)
+    return values
 
 
 def _reward_metrics(groups: Sequence[ScoredGroup], flat: CreditInput) -> dict[str, Any]:

@@ -68,6 +68,8 @@ class Display:
         for label, name, form in _LINE:
             if row.get(name) is not None:
                 parts.append(f"{label} {row[name]:{form}}")
+        if row.get("teacher/dropped_groups"):
+            parts.append(f"DROPPED {row['teacher/dropped_groups']} groups")
         self.line("  ".join(parts))
 
 

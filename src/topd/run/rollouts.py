@@ -49,7 +49,7 @@ def write(path: Path, groups: Sequence[ScoredGroup], credit: Credit) -> None:
 
 
 def read(path: Path, prompts: Sequence[Prompt]) -> list[ScoredGroup]:
-    """The groups of a step, in the order of its prompts. They carry exactly the numbers that were written."""
+    """The groups of a step, in the order of its prompts, without those that were dropped. They carry the numbers as written."""
     try:
         table = pq.read_table(path, schema=SCHEMA)
     except (OSError, pa.ArrowException) as error:
@@ -59,9 +59,9 @@ def read(path: Path, prompts: Sequence[Prompt]) -> list[ScoredGroup]:
     rows_of: dict[str, list[int]] = {}
     for row, prompt_id in enumerate(columns["prompt_id"]):
         rows_of.setdefault(prompt_id, []).append(row)
-    if rows_of.keys() != {prompt.id for prompt in prompts}:
+    if not rows_of or not rows_of.keys() <= {prompt.id for prompt in prompts}:
         raise ConfigError(f"{path} does not hold this step's prompts. Delete it: the step is then sampled again.")
-    return [_group(prompt, columns, rows_of[prompt.id]) for prompt in prompts]
+    return [_group(prompt, columns, rows_of[prompt.id]) for prompt in prompts if prompt.id in rows_of]
 
 
 def _ragged(column: pa.ChunkedArray) -> list[torch.Tensor | None]:

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from torch import Tensor
-
 from topd.models.language_model import LanguageModel
 from topd.models.logprobs import Tokens, score_groups
+from topd.rollout.embedded import EmbeddedEngine
+from topd.teacher.fit import check_end_tokens, check_vocabulary
+from topd.teacher.teacher import Check, Scores, Unscored
 from topd.types import RolloutGroup
 
 
@@ -17,30 +18,57 @@ class LocalTeacher:
     """
 
     honours_temperature = True
+    engine_kind = "embedded"
 
     def __init__(
-        self, model: LanguageModel, *, temperature: float, max_tokens: int, map_eos: Mapping[int, int] | None = None
+        self,
+        model: LanguageModel,
+        *,
+        temperature: float,
+        max_tokens: int,
+        max_concurrent_rollouts: int = 64,
+        map_eos: Mapping[int, int] | None = None,
     ) -> None:
         self.model = model
         self.temperature = temperature
         self.max_tokens = max_tokens
+        self.max_concurrent_rollouts = max_concurrent_rollouts
         self.map_eos = map_eos or {}
+        self.context_length: int | None = model.context_length
+
+    def checks(self, student: LanguageModel) -> list[Check]:
+        vocabulary = check_vocabulary(student, self.model)
+        return (
+            [vocabulary, check_end_tokens(student, self.model.eos_token_ids, bool(self.map_eos))]
+            if vocabulary.ok
+            else [vocabulary]
+        )
+
+    def prefetch(self, groups: Sequence[RolloutGroup]) -> None:
+        """Nothing: the processor is busy sampling."""
 
     def score(
         self, groups: Sequence[RolloutGroup], *, on_tokens: Callable[[int], None] = lambda num_tokens: None
-    ) -> list[tuple[Tensor, ...]]:
-        return score_groups(
-            self.model,
-            groups,
-            max_tokens=self.max_tokens,
-            temperature=self.temperature,
-            targets=[self._target(group) for group in groups],
-            on_tokens=on_tokens,
+    ) -> list[Scores | Unscored]:
+        targets = [Tokens(group.prompt_ids, mapped(group.completions, self.map_eos)) for group in groups]
+        return list(
+            score_groups(
+                self.model,
+                groups,
+                max_tokens=self.max_tokens,
+                temperature=self.temperature,
+                targets=targets,
+                on_tokens=on_tokens,
+            )
         )
 
-    def _target(self, group: RolloutGroup) -> Tokens:
-        return Tokens(group.prompt_ids, tuple(self._mapped(completion) for completion in group.completions))
+    def engine(self) -> EmbeddedEngine:
+        return EmbeddedEngine(self.model, max_concurrent_rollouts=self.max_concurrent_rollouts)
 
-    def _mapped(self, completion: tuple[int, ...]) -> tuple[int, ...]:
-        last = completion[-1]
-        return (*completion[:-1], self.map_eos.get(last, last))
+    def counts(self) -> Mapping[str, int]:
+        return {}
+
+
+def mapped(completions: Sequence[tuple[int, ...]], map_eos: Mapping[int, int]) -> tuple[tuple[int, ...], ...]:
+    """The completions with their last token replaced where `map_eos` says so."""
+    return tuple((*completion[:-1], map_eos.get(completion[-1], completion[-1])) for completion in completions)

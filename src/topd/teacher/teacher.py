@@ -1,20 +1,68 @@
 """What the loop asks of a teacher: log-probs of the very tokens the student sampled."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from topd.models.language_model import LanguageModel
+from topd.rollout.engine import Engine
 from topd.types import RolloutGroup
+
+Scores = tuple[Tensor, ...]
+"""Of one group: one float32 tensor of log-probs (nats) per completion, as long as the completion."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One verdict on whether things fit."""
+
+    name: str
+    ok: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unscored:
+    """Why a group has no scores. It is dropped and counted."""
+
+    reason: str
 
 
 @runtime_checkable
 class Teacher(Protocol):
     """A frozen model that scores completions."""
 
-    honours_temperature: bool
-    """Whether its log-probs are those at the sampling temperature. If not, only temperature 1 is right."""
+    @property
+    def honours_temperature(self) -> bool:
+        """Whether its log-probs are those at the sampling temperature. If not, only temperature 1 is right."""
+        ...
 
-    def score(self, groups: Sequence[RolloutGroup], *, on_tokens: Callable[[int], None] = ...) -> list[tuple[Tensor, ...]]:
-        """For every group, one float32 tensor of log-probs (nats) per completion, as long as the completion."""
+    @property
+    def engine_kind(self) -> str:
+        """What computes its log-probs. Where rollouts come from the same kind, the reward compares the two engines' numbers."""
+        ...
+
+    @property
+    def context_length(self) -> int | None: ...
+
+    def checks(self, student: LanguageModel) -> list[Check]:
+        """Whether it and the student know the same tokens and end alike."""
+        ...
+
+    def prefetch(self, groups: Sequence[RolloutGroup]) -> None:
+        """Told of groups that `score` will be asked for. May start on them."""
+        ...
+
+    def score(self, groups: Sequence[RolloutGroup], *, on_tokens: Callable[[int], None] = ...) -> list[Scores | Unscored]:
+        """One entry per group, in order."""
+        ...
+
+    def engine(self) -> Engine:
+        """To sample from the teacher itself, for its evaluation."""
+        ...
+
+    def counts(self) -> Mapping[str, int]:
+        """Requests, retries and cached completions since this was last asked; empty for a teacher loaded here."""
         ...

@@ -1,0 +1,52 @@
+"""An event loop in a thread of its own, for a program whose main thread computes."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Background:
+    """Runs coroutines beside the main thread, once there is one. `close` cancels whatever still runs."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._loop.run_forever, name="topd-endpoint", daemon=True)
+            self._thread.start()
+        return self._loop
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
+        """Start it; the future belongs to the caller."""
+        return asyncio.run_coroutine_threadsafe(work, self._started())
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Start it and wait. An interrupt of the waiting thread cancels it."""
+        future = self.submit(work)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        """Cancel all that runs, and end the thread. May be called twice."""
+        if self._loop is None or self._loop.is_closed():
+            return
+        asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _cancel_all() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)

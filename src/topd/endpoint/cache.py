@@ -1,0 +1,102 @@
+"""Answers on disk, so that a run that goes on after a crash does not ask again what it was already told.
+
+SQLite: one file, safe against kill -9, no pickle. Keys are digests of the teacher's identity and the token ids.
+"""
+
+import hashlib
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from topd.errors import RunStopped
+from topd.models.logprobs import TokenGroup
+
+KEEP_STEPS = 2
+"""Entries are needed until the step's rollouts are stored; one step more covers rollouts sampled ahead."""
+
+
+class ScoreCache:
+    """Log-probs by (identity, prompt, completion). Several teachers and threads may share one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        with self._open():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            self._database.execute("PRAGMA journal_mode = WAL")
+            self._database.execute("PRAGMA synchronous = NORMAL")
+            self._database.execute("CREATE TABLE IF NOT EXISTS scores (key BLOB PRIMARY KEY, generation INTEGER, logprobs BLOB)")
+            self._database.execute("CREATE TABLE IF NOT EXISTS teachers (name TEXT PRIMARY KEY, canary BLOB)")
+            (newest,) = self._database.execute("SELECT max(generation) FROM scores").fetchone()
+            self.generation = newest or 0
+
+    def get(self, identity: str, group: TokenGroup) -> list[Tensor | None]:
+        """What is known of a group's completions, in order."""
+        with self._open():
+            return [self._get(key, len(c)) for key, c in zip(_keys(identity, group), group.completions, strict=True)]
+
+    def _get(self, key: bytes, length: int) -> Tensor | None:
+        row = self._database.execute("SELECT logprobs FROM scores WHERE key = ?", (key,)).fetchone()
+        return _unpack(row[0]) if row is not None and len(row[0]) == 4 * length else None
+
+    def put(self, identity: str, group: TokenGroup, logprobs: Sequence[Tensor]) -> None:
+        pairs = zip(_keys(identity, group), logprobs, strict=True)
+        rows = [(key, self.generation, _pack(part)) for key, part in pairs]
+        with self._open():
+            self._database.execute("BEGIN")
+            self._database.executemany("INSERT OR REPLACE INTO scores VALUES (?, ?, ?)", rows)
+            self._database.execute("COMMIT")
+
+    def canary(self, teacher: str, found: Tensor) -> Tensor:
+        """What this teacher answered to the canary when the run first met it; `found` becomes that if it is new."""
+        with self._open():
+            self._database.execute("INSERT OR IGNORE INTO teachers VALUES (?, ?)", (teacher, _pack(found)))
+            (stored,) = self._database.execute("SELECT canary FROM teachers WHERE name = ?", (teacher,)).fetchone()
+        return _unpack(stored)
+
+    def step_done(self) -> None:
+        """Forget what belongs to steps whose rollouts are stored."""
+        with self._open():
+            self._database.execute("DELETE FROM scores WHERE generation <= ?", (self.generation - KEEP_STEPS + 1,))
+        self.generation += 1
+
+    def close(self) -> None:
+        self._database.close()
+
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        """One user at a time; what SQLite cannot do (a full disk, a damaged file) becomes RunStopped."""
+        try:
+            with self._lock:
+                yield
+        except (OSError, sqlite3.Error) as error:
+            raise RunStopped(
+                f"{self.path} cannot be used: {error}. Free some space, or delete that file (scores are then asked for again), "
+                "and run the same command with --run.resume true."
+            ) from error
+
+
+def _pack(logprobs: Tensor) -> bytes:
+    return logprobs.numpy().astype("<f4").tobytes()
+
+
+def _unpack(stored: bytes) -> Tensor:
+    return torch.from_numpy(np.frombuffer(stored, dtype="<f4").copy())
+
+
+def _keys(identity: str, group: TokenGroup) -> list[bytes]:
+    prompt = np.asarray(group.prompt_ids, dtype="<i8").tobytes()
+    start = hashlib.sha256(repr((identity, len(group.prompt_ids))).encode() + prompt)
+    keys = []
+    for completion in group.completions:
+        digest = start.copy()
+        digest.update(np.asarray(completion, dtype="<i8").tobytes())
+        keys.append(digest.digest())
+    return keys

@@ -1,0 +1,33 @@
+"""What can go wrong between a request and a usable answer. No message ever holds a header, a key or a request body."""
+
+
+class Fault(Exception):
+    """A request that did not give what was asked."""
+
+
+class Unavailable(Fault):
+    """No answer: refused, reset, stalled, or a server error. Worth another try, here or elsewhere."""
+
+
+class Busy(Unavailable):
+    """The server asks to wait (429, or 503 with Retry-After): no failure of the replica."""
+
+    def __init__(self, message: str, seconds: float) -> None:
+        super().__init__(message)
+        self.seconds = seconds
+
+
+class BadAnswer(Fault):
+    """An answer, but not to what was asked: truncated, too short, NaN, other tokens. Worth another try."""
+
+
+class OtherModel(BadAnswer):
+    """The replica answers with the numbers of another model than the one the run began with."""
+
+
+class Refused(Fault):
+    """The server will never accept this request (400, 404, 413, ...)."""
+
+
+class Forbidden(Refused):
+    """The key is missing or wrong (401, 403)."""

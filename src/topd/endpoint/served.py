@@ -1,0 +1,221 @@
+"""A model behind one or more URLs: proven to be one and the same model, asked through a pool.
+
+Every scoring request carries the canary with it, a few fixed tokens. Its numbers are compared with those of the first meeting,
+so that every answer proves who gave it: a replica that restarts with another model is found out by its first answer.
+"""
+
+import asyncio
+import os
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from topd.endpoint.dialects import DIALECTS, Dialect, read_scores
+from topd.endpoint.faults import BadAnswer, Busy, Fault, Forbidden, OtherModel, Refused
+from topd.endpoint.pool import Pool
+from topd.endpoint.replica import Replica, Request
+from topd.errors import ConfigError
+from topd.models.logprobs import TokenGroup, Tokens
+
+CANARY_TOKENS = 24
+
+CANARY_TOLERANCE = 0.15
+"""Nats, mean difference. Logits of bfloat16 servers move by up to 0.12 with their batch; another model is off by whole nats."""
+
+
+def make_canary(tokenizer: PreTrainedTokenizerBase) -> Tokens:
+    """Fixed random ordinary tokens. No model expects them, so any two models differ widely about them."""
+    special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
+    ids = sorted(set(tokenizer.get_vocab().values()) - special)
+    drawn = random.Random(0).choices(ids, k=CANARY_TOKENS + 1)
+    return Tokens((drawn[0],), (tuple(drawn[1:]),))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedCard:
+    """What a server says of the model it serves."""
+
+    id: str
+    root: str
+    context_length: int | None
+    fingerprint: str | None
+    """Digest of the weights, where the server tells it (`topd serve`)."""
+    eos_token_ids: tuple[int, ...] | None
+
+
+class ServedModel:
+    """`connect` first. All other coroutines belong to the loop it ran in."""
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        role: str,
+        name: str | None,
+        api_key_env: str,
+        canary: Tokens,
+        temperature: float,
+        max_concurrent: int,
+        timeout_s: float,
+        max_attempts: int,
+        patience_s: float,
+        verify: Callable[[Replica], Awaitable[None]] | None = None,
+    ) -> None:
+        self.role = role
+        self.name = name
+        self.api_key_env = api_key_env
+        self.canary = canary
+        self.temperature = temperature
+        self.card: ServedCard
+        self.dialect: Dialect
+        self.reference: Tensor
+        """The canary's log-probs as first met."""
+        key = os.environ.get(api_key_env)
+        self.pool = Pool(
+            [Replica(url, api_key=key, timeout_s=timeout_s) for url in urls],
+            verify=verify or self.verify,
+            max_concurrent=max_concurrent,
+            max_attempts=max_attempts,
+            patience_s=patience_s,
+        )
+
+    async def connect(self) -> None:
+        """Meet all replicas. Raises ConfigError if none can be used, or they are not one model."""
+        found = await asyncio.gather(*(self._meet(replica) for replica in self.pool.replicas), return_exceptions=True)
+        pairs = list(zip(self.pool.replicas, found, strict=True))
+        for outcome in found:
+            if isinstance(outcome, Forbidden):
+                raise ConfigError(self.forbidden(outcome))
+            if isinstance(outcome, BaseException) and not isinstance(outcome, Fault):
+                raise outcome
+        met = [(replica, outcome) for replica, outcome in pairs if not isinstance(outcome, BaseException)]
+        if not met:
+            reasons = "\n".join(f"  {outcome}" for _, outcome in pairs)
+            raise ConfigError(
+                f"{self.role}.base_url: none of the servers can be used:\n{reasons}\nStart one (for example: topd serve MODEL "
+                "--port 8000), or mend the URL."
+            )
+        self.card, self.dialect, self.reference = met[0][1]
+        for replica, (card, dialect, canary) in met[1:]:
+            self._check_same(replica, card, dialect, canary)
+        for replica, outcome in pairs:
+            if isinstance(outcome, Fault):
+                self.pool.distrust(replica, outcome)
+
+    async def _meet(self, replica: Replica) -> tuple[ServedCard, Dialect, Tensor]:
+        card = await self._read_card(replica)
+        refusals = []
+        for dialect in DIALECTS:
+            try:
+                return card, dialect, await self._ask(replica, dialect, card.id)
+            except (Refused, BadAnswer) as fault:
+                refusals.append(f"{dialect.name}: {fault}")
+        tried = "\n    ".join(refusals)
+        raise Refused(f"{replica.url} gives no log-probs of given tokens. Tried:\n    {tried}")
+
+    async def _read_card(self, replica: Replica) -> ServedCard:
+        response = await patiently(replica, Request(path="/v1/models", method="GET"))
+        try:
+            cards = [_read_card(card) for card in response.json()["data"]]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise BadAnswer(f"{replica.url}/v1/models is no list of models: {error}") from None
+        named = [card for card in cards if self.name in (card.id, card.root)] or (cards if self.name is None else [])
+        if len(named) != 1 or not cards:
+            ids = ", ".join(repr(card.id) for card in cards)
+            raise Refused(
+                f"{replica.url} serves {ids or 'nothing'}; wanted {self.role}.name = {self.name!r}. Set it to one of them"
+            )
+        return named[0]
+
+    async def ask_canary(self, replica: Replica) -> Tensor:
+        """The canary's log-probs as this very replica gives them now."""
+        return await self._ask(replica, self.dialect, self.card.id)
+
+    async def _ask(self, replica: Replica, dialect: Dialect, model: str) -> Tensor:
+        request = dialect.encode([self.canary], model=model, temperature=self._at(dialect))
+        response = await patiently(replica, request)
+        return torch.tensor(read_scores(dialect, response, [self.canary]))
+
+    def _check_same(self, replica: Replica, card: ServedCard, dialect: Dialect, canary: Tensor) -> None:
+        if dialect is not self.dialect:
+            raise ConfigError(
+                f"{self.role}.base_url: replicas speak {self.dialect.name} and {dialect.name}. Use servers of one kind."
+            )
+        try:
+            self.check_canary(replica.url, canary)
+        except OtherModel as fault:
+            raise ConfigError(f"{self.role}.base_url: the replicas are not one model: {fault}. Serve one model on all.") from None
+
+    def check_canary(self, url: str, found: Tensor) -> None:
+        """Raise OtherModel if these are not the numbers of the model first met."""
+        off = float((found - self.reference).abs().mean())
+        if not off <= CANARY_TOLERANCE:
+            raise OtherModel(f"{url} answers as another model: fixed tokens are off by {off:.2g} nats on average")
+
+    async def verify(self, replica: Replica) -> None:
+        """Whether a replica is alive and still the model first met. Raises a Fault if not."""
+        await self._read_card(replica)
+        self.check_canary(replica.url, await self.ask_canary(replica))
+
+    async def score(self, group: TokenGroup) -> list[Tensor]:
+        """Log-probs of a group's completions. Raises a Fault once the pool gives up."""
+        if not self.dialect.one_row:
+            return await self._score([group, self.canary])
+        rows = [Tokens(group.prompt_ids, (completion,)) for completion in group.completions]
+        *found, _ = await asyncio.gather(*(self._score([row]) for row in rows), self._score([self.canary]))
+        return [part for parts in found for part in parts]
+
+    async def _score(self, groups: Sequence[TokenGroup]) -> list[Tensor]:
+        """One request. What is found for the canary, which may only be the last group, is checked and left out."""
+        lengths = [len(completion) for group in groups for completion in group.completions]
+
+        def read(response: httpx2.Response) -> list[Tensor]:
+            flat = torch.tensor(read_scores(self.dialect, response, groups), dtype=torch.float32)
+            parts = list(flat.split(lengths))
+            if groups[-1] is self.canary:
+                self.check_canary(str(response.url.copy_with(path="/")), parts.pop())
+            return parts
+
+        return await self.pool.send(self._encode(groups), read)
+
+    def _encode(self, groups: Sequence[TokenGroup]) -> Request:
+        return self.dialect.encode(groups, model=self.card.id, temperature=self._at(self.dialect))
+
+    def _at(self, dialect: Dialect) -> float:
+        return self.temperature if dialect.honours_temperature else 1.0
+
+    def forbidden(self, fault: Fault) -> str:
+        """What to tell a user whose key is refused. The key itself is never shown."""
+        state = "is set, but refused" if os.environ.get(self.api_key_env) else "is not set"
+        return f"{self.role}: {fault}. The key is read from the environment variable {self.api_key_env}, which {state}."
+
+    async def close(self) -> None:
+        await self.pool.close()
+
+
+async def patiently(replica: Replica, request: Request, *, tries: int = 5) -> httpx2.Response:
+    """`replica.send` outside the pool, for a server that may ask to wait."""
+    for _ in range(tries - 1):
+        try:
+            return await replica.send(request)
+        except Busy as busy:
+            await asyncio.sleep(busy.seconds)
+    return await replica.send(request)
+
+
+def _read_card(card: dict[str, Any]) -> ServedCard:
+    own = card.get("topd") or {}
+    eos = own.get("eos_token_ids")
+    return ServedCard(
+        id=str(card["id"]),
+        root=str(card.get("root") or card["id"]),
+        context_length=card.get("max_model_len"),
+        fingerprint=own.get("fingerprint"),
+        eos_token_ids=None if eos is None else tuple(eos),
+    )

@@ -1,0 +1,111 @@
+"""New weights for a running server, and the proof that it serves them.
+
+A real server was seen to serve neither the old nor the new weights after a reload, and to say nothing: so an untied copy is
+written, prefix caches are dropped, and a fixed probe is scored there and compared with the trainer after every hand-over.
+"""
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from topd.endpoint.replica import Replica, Request
+from topd.errors import RunStopped
+from topd.models.export import export_untied
+from topd.models.language_model import LanguageModel
+from topd.models.logprobs import Tokens, score_groups
+from topd.run.files import remove
+
+TOLERANCE = {"float32": 2e-3, "bfloat16": 0.1}
+"""Nats, mean difference over the probe, by `student.dtype`, the precision that the servers compute in."""
+
+
+@runtime_checkable
+class Transport(Protocol):
+    """How weights get to a server."""
+
+    def publish(self, policy: LanguageModel) -> None:
+        """Make the policy's weights ready, once for all servers."""
+        ...
+
+    async def deliver(self, replica: Replica, policy_version: int) -> None:
+        """Make a paused server take what was published."""
+        ...
+
+
+class FilesTransport:
+    """A safetensors folder that the servers can read, reloaded by vLLM's dev-mode route."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def publish(self, policy: LanguageModel) -> None:
+        export_untied(policy, self.folder)
+
+    async def deliver(self, replica: Replica, policy_version: int) -> None:
+        kwargs = {"weights_path": str(self.folder.resolve())}
+        await replica.send(Request(path="/collective_rpc", json={"method": "reload_weights", "kwargs": kwargs}))
+
+    def close(self) -> None:
+        """Remove the folder, and the one it was made in if nothing else is there."""
+        remove(self.folder)
+        with contextlib.suppress(OSError):
+            self.folder.parent.rmdir()
+
+
+class Proof:
+    """What the trainer says about fixed tokens, now and before the last update."""
+
+    def __init__(self, groups: Sequence[Tokens], *, dtype: str) -> None:
+        self.groups = list(groups)
+        self.tolerance = TOLERANCE[dtype]
+        self.expected = torch.empty(0)
+        self.before: Tensor | None = None
+
+    def renew(self, policy: LanguageModel) -> None:
+        """Score the probe with the policy as it is now."""
+        self.before = self.expected if len(self.expected) else None
+        with torch.no_grad():
+            found = score_groups(policy, self.groups, max_tokens=4096)
+        self.expected = torch.cat([part for parts in found for part in parts])
+
+    def check(self, url: str, served: Tensor, policy_version: int) -> None:
+        """Raise RunStopped, with what to look at, unless the server's numbers are the trainer's."""
+        off = _distance(served, self.expected)
+        if off <= self.tolerance:
+            return
+        raise RunStopped(
+            f"{url} does not serve the weights of version {policy_version}: its log-probs of fixed tokens are off by {off:.3g} "
+            f"nats on average (at most {self.tolerance:g} allowed). {self._explain(served, off)} Nothing was sampled from it."
+        )
+
+    def _explain(self, served: Tensor, off: float) -> str:
+        stale = self.before is not None and _distance(served, self.before) <= min(self.tolerance, off / 2)
+        if stale:
+            return (
+                "They are those of the version before: the reload did nothing. Look whether the server can read the weights "
+                "folder under the same path, and at its log."
+            )
+        return (
+            "They belong to neither this version nor the one before. Look, in this order: is the output head reloaded (some "
+            "servers miss a tied head; topd writes it untied); is the served model the student's architecture; does it run in "
+            "the precision of student.dtype, unquantised; is a prefix cache, an adapter or a logits processor in between; was "
+            "it restarted."
+        )
+
+
+def _distance(a: Tensor, b: Tensor) -> float:
+    return float((a - b).abs().mean()) if a.shape == b.shape else float("inf")
+
+
+async def hand_over(replica: Replica, transport: Transport, policy_version: int) -> None:
+    """Pause, deliver, drop what was cached under the old weights, resume. Raises a Fault."""
+    await replica.send(Request(path="/pause?mode=keep"))
+    try:
+        await transport.deliver(replica, policy_version)
+        await replica.send(Request(path="/reset_prefix_cache"))
+    finally:
+        await replica.send(Request(path="/resume"))

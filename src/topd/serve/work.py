@@ -1,0 +1,231 @@
+"""A request as work for the model: what is to be scored, and what is to be sampled."""
+
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from topd.models.language_model import LanguageModel
+from topd.models.logprobs import Tokens
+from topd.rollout.engine import SamplingParams
+from topd.serve.prefixes import SharedPrefixes, share_prefixes
+from topd.serve.protocol import MAX_CHOICES, MIN_TEMPERATURE, ApiError, CompletionRequest, ScoreRequest
+from topd.types import Prompt
+
+SAMPLING_ROWS = 32
+"""Completions that are sampled together. A prompt with a greater `n` is cut into pieces, each with its own prefill."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scoring:
+    """Log-probs of completions, at one temperature."""
+
+    groups: tuple[Tokens, ...]
+    temperature: float = 1.0
+    top_k: int | None = None
+    """Most likely tokens wanted beside each; None: no ranks either."""
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """Work of equal kind runs together."""
+        return self.temperature, self.top_k is None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens to run."""
+        return sum(len(group.prompt_ids) + sum(map(len, group.completions)) for group in self.groups)
+
+    @property
+    def num_ids(self) -> int:
+        """Token ids in memory while it waits."""
+        return self.num_tokens
+
+    @property
+    def size(self) -> int:
+        """Share of a batch, whose limit is in tokens."""
+        return self.num_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """Completions of one prompt, at most SAMPLING_ROWS of them."""
+
+    prompt: Prompt
+    """Its id is the seed."""
+    params: SamplingParams
+    top_k: int = 0
+    """Most likely tokens wanted beside each sampled one."""
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """Work of equal kind runs together."""
+        return self.params, self.top_k > 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens to run, if no completion ends early."""
+        return len(self.prompt.token_ids) + self.params.n * self.params.max_tokens
+
+    @property
+    def num_ids(self) -> int:
+        """Token ids in memory while it waits."""
+        return len(self.prompt.token_ids)
+
+    @property
+    def size(self) -> int:
+        """Share of a batch, whose limit is in completions."""
+        return self.params.n
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reload:
+    """New weights, from the safetensors of a folder."""
+
+    folder: Path
+
+    kind: ClassVar[None] = None
+    num_tokens: ClassVar[int] = 0
+    num_ids: ClassVar[int] = 0
+    size: ClassVar[int] = 1
+
+
+Work = Scoring | Sampling | Reload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptInput:
+    """One prompt of a request, as given and as tokens."""
+
+    text: str | None
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionJob:
+    """A completion request, checked."""
+
+    request: CompletionRequest
+    prompts: tuple[PromptInput, ...]
+    shared: SharedPrefixes | None
+    """Where the scores of the prompts are found; None if nobody asked for them."""
+    scoring: Scoring | None
+    sampling: tuple[tuple[Sampling, ...], ...]
+    """Per prompt, the pieces that make up its `n` completions; empty if nothing is sampled."""
+
+
+def completion_job(request: CompletionRequest, model: LanguageModel) -> CompletionJob:
+    """The work of a completion request. Raises ApiError for what vLLM refuses too, and for what this server cannot do."""
+    _check_sampling(request, model)
+    prompts = _prompts(request, model)
+    if len(prompts) * request.n > MAX_CHOICES:
+        raise ApiError(400, f"{len(prompts)} prompts times n = {request.n} is more than {MAX_CHOICES}; split the request")
+    for prompt in prompts:
+        check_length(len(prompt.token_ids), request.max_tokens, model, param="prompt")
+    shared = share_prefixes([prompt.token_ids for prompt in prompts]) if request.scores_prompt else None
+    return CompletionJob(
+        request=request,
+        prompts=prompts,
+        shared=shared,
+        scoring=Scoring(groups=shared.groups, top_k=_prompt_top_k(request)) if shared and shared.groups else None,
+        sampling=tuple(_pieces(request, prompt) for prompt in prompts),
+    )
+
+
+def _check_sampling(request: CompletionRequest, model: LanguageModel) -> None:
+    if request.max_tokens == 0 and not request.echo:
+        raise ApiError(400, "max_tokens must be at least 1, found 0 (0 is for echo = true alone)", param="max_tokens")
+    if 0 < request.temperature < MIN_TEMPERATURE:
+        raise ApiError(400, f"temperature must be 0 (greedy) or at least {MIN_TEMPERATURE}", param="temperature")
+    if request.temperature == 0 and request.n > 1:
+        raise ApiError(400, f"n must be 1 when temperature is 0, found {request.n}", param="n")
+    if "" in request.stop_strings:
+        raise ApiError(400, "stop must not hold an empty string", param="stop")
+    if not set(request.stop_token_ids) <= set(model.eos_token_ids):
+        own = list(model.eos_token_ids)
+        raise ApiError(400, f"stop_token_ids may name the model's end tokens only, {own}", param="stop_token_ids")
+
+
+def _prompts(request: CompletionRequest, model: LanguageModel) -> tuple[PromptInput, ...]:
+    """The four forms of `prompt`."""
+    given = request.prompt
+    if given is None or given in ("", []):
+        raise ApiError(400, "prompt must be given, and not be empty", param="prompt")
+    several = given if isinstance(given, list) and not isinstance(given[0], int) else [given]
+    if not (all(isinstance(one, str) for one in several) or all(isinstance(one, list) for one in several)):
+        raise ApiError(400, "prompt must be a string, strings, token ids or lists of token ids", param="prompt")
+    if isinstance(several[0], str):
+        ids = [encode(text, model, add_special_tokens=request.add_special_tokens) for text in several]
+        return tuple(
+            PromptInput(text=text, token_ids=token_ids(i, model, "prompt")) for text, i in zip(several, ids, strict=True)
+        )
+    return tuple(PromptInput(text=None, token_ids=token_ids(one, model, "prompt")) for one in several)
+
+
+def _prompt_top_k(request: CompletionRequest) -> int | None:
+    wanted = [] if request.prompt_logprobs is None else [request.prompt_logprobs]
+    if request.echo and request.logprobs:  # echo with logprobs = 0 shows no ranks
+        wanted.append(request.logprobs)
+    return max(wanted, default=None)
+
+
+def _pieces(request: CompletionRequest, prompt: PromptInput) -> tuple[Sampling, ...]:
+    """A completion depends on the seed and on its number alone; without a seed every prompt draws its own."""
+    if request.max_tokens == 0:
+        return ()
+    seed = secrets.randbits(63) if request.seed in (None, -1) else request.seed
+    return tuple(
+        Sampling(
+            prompt=Prompt(id=f"{seed}/{start}", text="", token_ids=prompt.token_ids),
+            params=SamplingParams(
+                n=min(SAMPLING_ROWS, request.n - start),
+                max_tokens=request.max_tokens,
+                temperature=request.temperature,
+                top_p=request.top_p,
+            ),
+            top_k=request.logprobs or 0,
+        )
+        for start in range(0, request.n, SAMPLING_ROWS)
+    )
+
+
+def score_work(request: ScoreRequest, model: LanguageModel) -> Scoring:
+    """The work of a score request. Raises ApiError for ids that are none and for lengths that do not fit."""
+    groups = []
+    for i, group in enumerate(request.groups):
+        prompt = token_ids(group.prompt, model, f"groups[{i}].prompt")
+        completions = tuple(token_ids(c, model, f"groups[{i}].completions[{k}]") for k, c in enumerate(group.completions))
+        check_length(len(prompt), max(map(len, completions)), model, param=f"groups[{i}]")
+        groups.append(Tokens(prompt, completions))
+    return Scoring(groups=tuple(groups), temperature=request.temperature)
+
+
+def encode(text: str, model: LanguageModel, *, add_special_tokens: bool) -> list[int]:
+    """Token ids of a text. Raises ApiError for one that is no Unicode text (half a surrogate pair)."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ApiError(400, f"the text is not valid Unicode: {error.reason}", param="prompt") from error
+    return model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+
+def token_ids(value: Any, model: LanguageModel, param: str) -> tuple[int, ...]:
+    """A list of token ids, at least one, all of the model's vocabulary. Raises ApiError for anything else."""
+    if not isinstance(value, list) or not all(type(token) is int for token in value):
+        raise ApiError(400, f"{param} must be a list of token ids", param=param)
+    if not value:
+        raise ApiError(400, f"{param} must hold at least one token", param=param)
+    outside = min(value) if min(value) < 0 else max(value)
+    if not 0 <= outside < model.vocab_size:
+        raise ApiError(400, f"{param}: token id {outside} is outside the vocabulary of {model.vocab_size}", param=param)
+    return tuple(value)
+
+
+def check_length(num_prompt: int, num_completion: int, model: LanguageModel, *, param: str) -> None:
+    """Raises ApiError if prompt and completion do not fit the model's context."""
+    if num_prompt + num_completion > model.context_length:
+        raise ApiError(
+            400,
+            f"the model's context is {model.context_length} tokens; {num_prompt} of the prompt and {num_completion} of the "
+            "completion do not fit",
+            param=param,
+        )

@@ -1,0 +1,238 @@
+"""A teacher behind URLs: scores token ids, several groups in flight, with a cache on disk.
+
+A group that cannot be scored is given up alone; the run goes on without it, or stops once too many are (teacher/scoring.py).
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from topd.config import TeacherConfig
+from topd.endpoint.background import Background
+from topd.endpoint.cache import ScoreCache
+from topd.endpoint.faults import Fault, Forbidden
+from topd.endpoint.replica import Request
+from topd.endpoint.served import CANARY_TOLERANCE, ServedModel, make_canary, patiently
+from topd.errors import ConfigError, RunStopped, first_line
+from topd.models.language_model import LanguageModel
+from topd.models.logprobs import Tokens
+from topd.rollout.served import ServedEngine
+from topd.teacher.fit import check_decoding, check_end_tokens, check_tokenizer, end_token_map
+from topd.teacher.local import mapped
+from topd.teacher.teacher import Check, Scores, Unscored
+from topd.types import RolloutGroup
+
+MAX_REQUEST_TOKENS = 131_072
+"""Prompt and completion tokens in one request; a larger group is cut by rows."""
+
+ENGINE_KINDS = {"topd": "embedded", "SGLang": "sglang"}
+"""By the first word of the dialect; others are vLLM or like it."""
+
+
+class EndpointTeacher:
+    """Connects at once. Raises ConfigError if no server can be used, or they are not one model."""
+
+    def __init__(
+        self,
+        config: TeacherConfig,
+        background: Background,
+        *,
+        role: str,
+        student: LanguageModel,
+        temperature: float,
+        cache: ScoreCache | None,
+    ) -> None:
+        assert config.base_url is not None
+        self.role = role
+        self.config = config
+        self.student = student
+        self.cache = cache
+        self.background = background
+        self.served = ServedModel(
+            config.base_url,
+            role=role,
+            name=config.name,
+            api_key_env=config.api_key_env,
+            canary=make_canary(student.tokenizer),
+            temperature=temperature,
+            max_concurrent=config.max_concurrent_requests,
+            timeout_s=config.timeout_s,
+            max_attempts=config.max_attempts,
+            patience_s=config.patience_s,
+        )
+        self._pending: dict[Tokens, Future[list[Tensor]]] = {}
+        self._cached = 0
+        self._counted = (0, 0)
+        self.tokenizer = _load_tokenizer(config.tokenizer, role) if config.tokenizer else None
+        self.background.run(self.served.connect())
+        self.map_eos = self._map_eos()
+        self._recognise()
+
+    @property
+    def honours_temperature(self) -> bool:
+        return self.served.dialect.honours_temperature
+
+    @property
+    def engine_kind(self) -> str:
+        return ENGINE_KINDS.get(self.served.dialect.name.split()[0], "vllm")
+
+    @property
+    def context_length(self) -> int | None:
+        return self.served.card.context_length
+
+    @property
+    def identity(self) -> str:
+        """What scores depend on beside the token ids: the model, its weights where the server tells a digest, temperature."""
+        card, at = self.served.card, self.served.temperature if self.honours_temperature else 1.0
+        return hashlib.sha256(repr((card.id, card.root, card.fingerprint, at)).encode()).hexdigest()
+
+    def _recognise(self) -> None:
+        """Raise ConfigError if the run began with another model under this name."""
+        if self.cache is None:
+            return
+        before = self.cache.canary(f"{self.role} {self.served.temperature:g}", self.served.reference)
+        off = float((before - self.served.reference).abs().mean())
+        if not off <= CANARY_TOLERANCE:
+            raise ConfigError(
+                f"{self.role}: the servers answer as another model than the one this run began with: fixed tokens are off by "
+                f"{off:.2g} nats on average. Serve that model again, or start a new run in another run.directory."
+            )
+
+    def _map_eos(self) -> dict[int, int]:
+        if not self.config.map_eos:
+            return {}
+        ends = self._eos_token_ids()
+        if ends is None:
+            raise ConfigError(
+                f"{self.role}.map_eos = true needs the teacher's end tokens, which its servers do not tell. Set "
+                f"{self.role}.tokenizer to the folder or hub id of the teacher."
+            )
+        return end_token_map(self.student.eos_token_ids, ends)
+
+    def _eos_token_ids(self) -> tuple[int, ...] | None:
+        if self.tokenizer is not None and self.tokenizer.eos_token_id is not None:
+            return (self.tokenizer.eos_token_id,)
+        return self.served.card.eos_token_ids
+
+    def checks(self, student: LanguageModel) -> list[Check]:
+        """The servers, the vocabulary and the end tokens."""
+        replicas = self.served.pool.replicas
+        lost = "".join(f"; {replica.reason}" for replica in replicas if not replica.trusted)
+        trusted = sum(replica.trusted for replica in replicas)
+        card = self.served.card
+        detail = (
+            f"{trusted} of {len(replicas)} answer as one model, {card.id!r}, by {self.served.dialect.name}"
+            f"{f', weights {card.fingerprint[:12]}' if card.fingerprint else ''}{lost}"
+        )
+        checks = [Check(name="teacher servers", ok=True, detail=detail), self._check_vocabulary(student)]
+        if checks[-1].ok:
+            checks.append(self._check_end_tokens(student))
+        return checks
+
+    def _check_vocabulary(self, student: LanguageModel) -> Check:
+        if self.tokenizer is not None:
+            return check_tokenizer(student, self.tokenizer)
+        try:
+            return check_decoding(student, self._decode)
+        except (Fault, ValueError, KeyError, TypeError) as error:
+            return Check(
+                name="vocabulary",
+                ok=False,
+                detail=f"the servers cannot show their tokenizer (POST /detokenize: {error}), so nothing proves that both models "
+                f"mean the same tokens. Set {self.role}.tokenizer to the folder or hub id of the teacher.",
+            )
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        replica = next(replica for replica in self.served.pool.replicas if replica.trusted)
+        request = Request(path="/detokenize", json={"model": self.served.card.id, "tokens": list(token_ids)})
+        answer = self.background.run(patiently(replica, request)).json()
+        return str(answer["prompt"] if "prompt" in answer else answer["text"])
+
+    def _check_end_tokens(self, student: LanguageModel) -> Check:
+        ends = self._eos_token_ids()
+        if ends is not None:
+            return check_end_tokens(student, ends, self.config.map_eos)
+        return Check(
+            name="end token",
+            ok=True,
+            detail="not proven: the servers do not tell their end tokens. If completions grow without end, set "
+            f"{self.role}.tokenizer to the folder or hub id of the teacher to have it checked.",
+        )
+
+    def prefetch(self, groups: Sequence[RolloutGroup]) -> None:
+        for group in groups:
+            tokens = Tokens(group.prompt_ids, mapped(group.completions, self.map_eos))
+            if tokens not in self._pending:
+                self._pending[tokens] = self.background.submit(self._score(tokens))
+
+    def score(
+        self, groups: Sequence[RolloutGroup], *, on_tokens: Callable[[int], None] = lambda num_tokens: None
+    ) -> list[Scores | Unscored]:
+        self.prefetch(groups)
+        pending, self._pending = self._pending, {}
+        try:
+            found: list[Scores | Unscored] = []
+            for group in groups:
+                tokens = Tokens(group.prompt_ids, mapped(group.completions, self.map_eos))
+                found.append(self._result(pending[tokens]))
+                on_tokens(sum(map(len, group.completions)))
+            return found
+        finally:
+            for future in pending.values():
+                future.cancel()
+
+    def _result(self, future: "Future[list[Tensor]]") -> Scores | Unscored:
+        try:
+            return tuple(future.result())
+        except Forbidden as fault:
+            raise RunStopped(self.served.forbidden(fault)) from fault
+        except (Fault, CancelledError) as fault:
+            return Unscored(str(fault))
+
+    async def _score(self, group: Tokens) -> list[Tensor]:
+        """Log-probs of a group's completions: what the cache knows from there, the rest from the servers."""
+        known = self.cache.get(self.identity, group) if self.cache else [None] * len(group.completions)
+        missing = [i for i, part in enumerate(known) if part is None]
+        self._cached += len(known) - len(missing)
+        pieces = _cut(Tokens(group.prompt_ids, tuple(group.completions[i] for i in missing)))
+        answers = await asyncio.gather(*(self._ask(piece) for piece in pieces))
+        new = dict(zip(missing, (part for parts in answers for part in parts), strict=True))
+        return [new[i] if part is None else part for i, part in enumerate(known)]
+
+    async def _ask(self, group: Tokens) -> list[Tensor]:
+        found = await self.served.score(group)
+        if self.cache:
+            self.cache.put(self.identity, group, found)
+        return found
+
+    def engine(self) -> ServedEngine:
+        ends = (*self.student.eos_token_ids, *self.map_eos.values())
+        return ServedEngine(self.served, self.background, student=self.student, eos_token_ids=ends)
+
+    def counts(self) -> Mapping[str, int]:
+        pool = self.served.pool
+        before, self._counted = self._counted, (pool.num_requests, pool.num_retries)
+        cached, self._cached = self._cached, 0
+        return {"requests": pool.num_requests - before[0], "retries": pool.num_retries - before[1], "cached": cached}
+
+
+def _cut(group: Tokens) -> list[Tokens]:
+    """Pieces that fit into one request; a single row always does."""
+    if not group.completions:
+        return []
+    longest = len(group.prompt_ids) + max(map(len, group.completions))
+    rows = max(1, MAX_REQUEST_TOKENS // longest)
+    return [group.rows(start, start + rows) for start in range(0, len(group.completions), rows)]
+
+
+def _load_tokenizer(name: str, role: str) -> PreTrainedTokenizerBase:
+    try:
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except Exception as error:  # a broken folder can fail anywhere in transformers, in any way
+        raise ConfigError(
+            f'{role}.tokenizer = "{name}" cannot be loaded: {first_line(error)}. Give a folder or hub id.'
+        ) from error

@@ -1,0 +1,129 @@
+"""Several teachers, each for the prompts of some domains, behind the face of one."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from topd.errors import ConfigError
+from topd.models.language_model import LanguageModel
+from topd.rollout.engine import Engine, SamplingParams
+from topd.teacher.teacher import Check, Scores, Teacher, Unscored
+from topd.types import Prompt, RolloutGroup
+
+T = TypeVar("T")
+
+
+def routes(domains: Mapping[str, Sequence[str] | None], prompts: Sequence[Prompt]) -> dict[str, str]:
+    """Domain -> name of its teacher. `domains` are those of each teacher, None for the one called like it.
+
+    Raises ConfigError for a domain with two teachers, and for a prompt's domain with none.
+    """
+    found: dict[str, str] = {}
+    for name, own in domains.items():
+        for domain in [name] if own is None else own:
+            if domain in found:
+                raise ConfigError(f'the domain "{domain}" belongs to teachers.{found[domain]} and teachers.{name}. Remove one.')
+            found[domain] = name
+    unknown = sorted({prompt.domain for prompt in prompts} - found.keys())
+    if unknown:
+        raise ConfigError(
+            f"no teacher answers for the domain {', '.join(map(repr, unknown))} of the task's prompts; found teachers for "
+            f"{', '.join(map(repr, found))}. Add the domain to `domains` of a [teachers.NAME]."
+        )
+    return found
+
+
+class RoutedTeacher:
+    """`teachers` by name; `routes` says which name answers for a domain."""
+
+    def __init__(self, teachers: Mapping[str, Teacher], routes: Mapping[str, str]) -> None:
+        self.teachers = teachers
+        self.routes = routes
+
+    @property
+    def honours_temperature(self) -> bool:
+        return all(teacher.honours_temperature for teacher in self.teachers.values())
+
+    @property
+    def engine_kind(self) -> str:
+        kinds = {teacher.engine_kind for teacher in self.teachers.values()}
+        return kinds.pop() if len(kinds) == 1 else "mixed"
+
+    @property
+    def context_length(self) -> int | None:
+        known = [teacher.context_length for teacher in self.teachers.values() if teacher.context_length is not None]
+        return min(known, default=None)
+
+    def checks(self, student: LanguageModel) -> list[Check]:
+        return [
+            Check(name=f"{check.name} ({name})", ok=check.ok, detail=check.detail)
+            for name, teacher in self.teachers.items()
+            for check in teacher.checks(student)
+        ]
+
+    def prefetch(self, groups: Sequence[RolloutGroup]) -> None:
+        for name, places in _places(self.routes, [group.prompt for group in groups]).items():
+            self.teachers[name].prefetch([groups[i] for i in places])
+
+    def score(
+        self, groups: Sequence[RolloutGroup], *, on_tokens: Callable[[int], None] = lambda num_tokens: None
+    ) -> list[Scores | Unscored]:
+        self.prefetch(groups)  # so that all servers work, while the first is waited for
+        return _in_order(
+            _places(self.routes, [group.prompt for group in groups]),
+            lambda name, places: self.teachers[name].score([groups[i] for i in places], on_tokens=on_tokens),
+        )
+
+    def engine(self) -> "RoutedEngine":
+        return RoutedEngine({name: teacher.engine() for name, teacher in self.teachers.items()}, self.routes)
+
+    def counts(self) -> Mapping[str, int]:
+        total: Counter[str] = Counter()
+        for teacher in self.teachers.values():
+            total.update(teacher.counts())
+        return total
+
+
+class RoutedEngine:
+    """Samples every prompt from the teacher of its domain."""
+
+    kind = "served"
+    policy_version = 0
+
+    def __init__(self, engines: Mapping[str, Engine], routes: Mapping[str, str]) -> None:
+        self.engines = engines
+        self.routes = routes
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        *,
+        on_tokens: Callable[[int], None] = lambda num_tokens: None,
+        on_groups: Callable[[Sequence[RolloutGroup]], None] = lambda groups: None,
+    ) -> list[RolloutGroup]:
+        return _in_order(
+            _places(self.routes, prompts),
+            lambda name, places: self.engines[name].generate(
+                [prompts[i] for i in places], params, on_tokens=on_tokens, on_groups=on_groups
+            ),
+        )
+
+    def load_weights(self, policy_version: int) -> None:
+        """Nothing: teachers never change."""
+
+    def behaviour(self, policy_version: int) -> LanguageModel | None:
+        return None
+
+
+def _places(routes: Mapping[str, str], prompts: Sequence[Prompt]) -> dict[str, list[int]]:
+    """Name of a teacher -> positions of its prompts."""
+    places: dict[str, list[int]] = {}
+    for i, prompt in enumerate(prompts):
+        places.setdefault(routes[prompt.domain], []).append(i)
+    return places
+
+
+def _in_order(places: Mapping[str, list[int]], ask: Callable[[str, list[int]], Sequence[T]]) -> list[T]:
+    found = {i: answer for name, own in places.items() for i, answer in zip(own, ask(name, own), strict=True)}
+    return [found[i] for i in sorted(found)]
