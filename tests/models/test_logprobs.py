@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from tests.fakes import EOS, KINDS, VOCAB, make_model, plain_logprobs, ragged_groups
-from topd.models.logprobs import Tokens, completion_logprobs, microbatches, score_groups
+from topd.models import logprobs as models_logprobs
+from topd.models.logprobs import Tokens, completion_logprobs, microbatches, ranked_logprobs, score_groups
 from topd.ops import logprobs as ops_logprobs
 from topd.trainer.step import checkpoint_layers
 
@@ -167,6 +168,63 @@ def test_prompts_run_once_per_group(tiny_model):
     finally:
         handle.remove()
     assert shapes == [(2, 8), (6, 4)]
+
+
+# --- ranks
+
+
+@pytest.mark.parametrize("max_tokens", [8, 10_000])
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_and_top_tokens_are_those_of_a_plain_log_softmax(kind, max_tokens, tiny_model):
+    model, groups = tiny_model(kind), ragged_groups(*BATCHES["ragged"])
+    told = []
+    found = ranked_logprobs(model, groups, max_tokens=max_tokens, top_k=3, temperature=0.7, on_tokens=told.append)
+    assert sum(told) == sum(len(c) for g in groups for c in g.completions)
+    for group, parts in zip(groups, found, strict=True):
+        for completion, part in zip(group.completions, parts, strict=True):
+            ids = torch.tensor([[*group.prompt_ids, *completion]])
+            logits = model.module(input_ids=ids, use_cache=False).logits[0, len(group.prompt_ids) - 1 : -1, :VOCAB].detach()
+            expected = torch.log_softmax(logits / 0.7, dim=-1)
+            own = expected.gather(-1, torch.tensor(completion)[:, None])
+            torch.testing.assert_close(part.logprobs, own.squeeze(-1), **TOLERANCE)
+            assert part.ranks.tolist() == (expected >= own).sum(dim=-1).tolist()
+            best = expected.topk(3, dim=-1)
+            assert torch.equal(part.top_ids, best.indices)
+            torch.testing.assert_close(part.top_logprobs, best.values, **TOLERANCE)
+
+
+def test_ranks_have_no_limit_but_the_vocabulary_and_need_none(tiny_model):
+    model, groups = tiny_model("llama"), ragged_groups((4, (3, 2)))
+    [all_tokens], [none] = (ranked_logprobs(model, groups, max_tokens=100, top_k=k) for k in (1000, 0))
+    assert [part.top_ids.shape for part in all_tokens] == [(3, VOCAB), (2, VOCAB)]
+    assert [part.top_ids.shape for part in none] == [(3, 0), (2, 0)]
+    for part, other in zip(all_tokens, none, strict=True):
+        assert torch.equal(part.ranks, other.ranks)
+        assert part.top_logprobs.exp().sum(dim=-1).tolist() == pytest.approx([1] * len(part.ranks), abs=1e-5)
+
+
+def test_ranks_need_few_logits_at_a_time(tiny_model, monkeypatch):
+    model, groups = tiny_model("gemma2"), ragged_groups(*BATCHES["ragged"])
+    expected = ranked_logprobs(model, groups, max_tokens=10_000, top_k=2)
+    monkeypatch.setattr(models_logprobs, "CHUNK_ELEMENTS", 3 * VOCAB)
+    rows = []
+    handle = model.module.get_output_embeddings().register_forward_hook(lambda _, args, out: rows.append(len(out)))
+    try:
+        found = ranked_logprobs(model, groups, max_tokens=10_000, top_k=2)
+    finally:
+        handle.remove()
+    assert max(rows) == 3
+    for part, other in zip((p for g in found for p in g), (p for g in expected for p in g), strict=True):
+        assert torch.equal(part.ranks, other.ranks)
+        torch.testing.assert_close(part.top_logprobs, other.top_logprobs, **TOLERANCE)
+
+
+def test_equal_tokens_share_the_worse_rank(tiny_model):
+    model = make_model("qwen3-untied")
+    with torch.no_grad():
+        model.module.get_output_embeddings().weight.zero_()
+    [[part]] = ranked_logprobs(model, ragged_groups((2, (3,))), max_tokens=100, top_k=0)
+    assert part.ranks.tolist() == [VOCAB] * 3
 
 
 # --- micro-batches

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -14,6 +14,11 @@ class Background:
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._closers: list[Callable[[], Coroutine[Any, Any, None]]] = []
+
+    def at_close(self, closer: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """What `close` has to run, once all else is cancelled."""
+        self._closers.append(closer)
 
     def _started(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
@@ -39,14 +44,15 @@ class Background:
         """Cancel all that runs, and end the thread. May be called twice."""
         if self._loop is None or self._loop.is_closed():
             return
-        asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self._wind_up(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
-
-async def _cancel_all() -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+    async def _wind_up(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        for closer in self._closers:
+            await closer()

@@ -202,10 +202,12 @@ def ranked_logprobs(
     to_logits, rows, k = model.output_head(), max(1, CHUNK_ELEMENTS // model.vocab_size), min(top_k, model.vocab_size)
 
     def rank(hidden: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
-        scaled = to_logits(hidden).float() / temperature
+        scaled = to_logits(hidden).float()
+        if temperature != 1:
+            scaled = scaled / temperature
         own, normaliser = scaled.gather(-1, ids[:, None]), torch.logsumexp(scaled, dim=-1, keepdim=True)
         top, top_ids = scaled.topk(k, dim=-1)
-        return (own - normaliser).squeeze(-1), (scaled >= own).sum(dim=-1), top_ids, top - normaliser
+        return (own - normaliser).squeeze(-1), (scaled >= own).sum(dim=-1, dtype=torch.int32), top_ids, top - normaliser
 
     def score(batch: list[_Piece]) -> Iterator[RankedLogprobs]:
         completions = [completion for piece in batch for completion in piece.completions]

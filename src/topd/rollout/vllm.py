@@ -50,6 +50,7 @@ class VllmEngine(ServedEngine):
         self.proof = Proof([canary], dtype=config.student.dtype)
         self.snapshot = copy_of(policy, policy.module.dtype) if rollout.max_lag else None
         self.snapshot_version = 0
+        background.at_close(served.close)
         background.run(served.connect())
 
     def load_weights(self, policy_version: int) -> None:

@@ -105,11 +105,12 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self.worker.start()
+        [bound] = sockets or []
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # only now, see bound_socket
         try:
             await super().startup(sockets)
         except OSError as error:
             raise _unusable(self.options.host, self.options.port, error) from error
-        [bound] = sockets or []
         device, dtype = self.worker.model.device, self.options.dtype
         self.on_ready(f"serving {self.name} on {url(bound, self.options.host)} ({dtype}, {device.type})")
 
@@ -131,7 +132,11 @@ def url(bound: socket.socket, host: str) -> str:
 
 @contextmanager
 def bound_socket(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket that is bound and does not listen yet. Raises ConfigError for a port in use, or an address that is not ours."""
+    """A socket that is bound and does not listen yet. Raises ConfigError for a port in use, or an address that is not ours.
+
+    Without SO_REUSEADDR nobody else can bind the port while the model is loaded. With it, and if the server before had it, a
+    port can be bound on which closed connections linger.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except OSError as error:
@@ -139,7 +144,7 @@ def bound_socket(host: str, port: int) -> Iterator[socket.socket]:
     with socket.socket(family, kind, protocol) as bound:
         try:
             bound.bind(address)
-        except OSError:  # perhaps only connections of a server before this one linger there
+        except OSError:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 bound.bind(address)

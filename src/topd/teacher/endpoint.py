@@ -68,7 +68,8 @@ class EndpointTeacher:
         self._cached = 0
         self._counted = (0, 0)
         self.tokenizer = _load_tokenizer(config.tokenizer, role) if config.tokenizer else None
-        self.background.run(self.served.connect())
+        background.at_close(self.served.close)
+        background.run(self.served.connect())
         self.map_eos = self._map_eos()
         self._recognise()
 
