@@ -1,5 +1,6 @@
 """The documentation tells the truth: its code runs, its commands run, its paths and settings exist, its pages are current."""
 
+import contextlib
 import re
 import shlex
 import subprocess
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.serve.serving import serving
 from topd import config_file
 from topd.cli import main
 from topd.run.metrics import NAMES
@@ -43,17 +45,28 @@ def test_python_blocks_run_in_order(page: Path, tmp_path: Path, monkeypatch: pyt
 
 
 def test_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the order of the page, shrunken; `make` targets must exist, installation is what the test environment already is."""
+    """In the order of the page, shrunken; `make` targets must exist, installation is what the test environment already is.
+
+    Servers run beside, on a free port that takes the place of the page's.
+    """
     monkeypatch.chdir(tmp_path)
+    with contextlib.ExitStack() as servers:
+        _run_commands(servers)
+
+
+def _run_commands(servers: contextlib.ExitStack) -> None:
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    ran = 0
+    ran, url = 0, ""
     for line in "\n".join(blocks(ROOT / "README.md", "bash")).splitlines():
         words = shlex.split(line, comments=True)
         if not words:
             continue
         if words[0] == "make":
             assert words[1] in targets
+        elif words[:2] == ["topd", "serve"]:
+            url = servers.enter_context(serving(words[2]))
         elif words[0] == "topd":
+            words = [word.replace("http://127.0.0.1:8000/v1", url) for word in words]
             shrink = SHRINK if words[1] != "config" else []
             assert main([*words[1:], *shrink]) == 0, line
             ran += 1

@@ -40,9 +40,22 @@ class EndpointConfig(Section):
 
     base_url: list[str] | None = Field(None, min_length=1, description="URLs of servers of one model, as http://host:8000/v1.")
     max_concurrent_requests: int = Field(16, ge=1, description="Requests in flight per server.")
+    wait_s: float = Field(0.0, ge=0, description="Seconds to wait at the start for servers that cannot be reached yet.")
     timeout_s: float = Field(300.0, gt=0, description="Seconds that one attempt of a request may take.")
     patience_s: float = Field(600.0, gt=0, description="Seconds without any success before a request is given up.")
     max_attempts: int = Field(6, ge=1, description="Failures of one request before it is given up.")
+
+    @field_validator("base_url", mode="before")
+    @classmethod
+    def _hold_no_secret(cls, value: Any) -> Any:
+        """Before any other rule is checked, as its message may show the value."""
+        urls = value if isinstance(value, list) else [value]
+        if any(mark in str(url) for url in urls for mark in "@?#"):
+            raise ConfigError(
+                "base_url must hold no user, password, query or fragment; found one. Keys are read from an environment "
+                "variable only (api_key_env)."
+            )
+        return value
 
     @field_validator("base_url")
     @classmethod
@@ -50,14 +63,9 @@ class EndpointConfig(Section):
         for url in value or []:
             try:
                 parts = urlsplit(url)
-                fits = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+                fits = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0 and url.isprintable()
             except ValueError:
-                fits, parts = False, urlsplit("")
-            if parts.username or parts.password or parts.query or parts.fragment:  # may hold a secret: never shown
-                raise ConfigError(
-                    "base_url must hold no user, password, query or fragment; found one. Keys are read from an environment "
-                    "variable only (api_key_env)."
-                )
+                fits = False
             if not fits:
                 raise ConfigError(f"base_url must hold http or https URLs, as http://127.0.0.1:8000/v1; found {url!r}.")
         if value is not None and len(set(value)) < len(value):

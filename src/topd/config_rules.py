@@ -34,7 +34,7 @@ def _teacher(config: Config, needs: Set[str]) -> Iterator[str]:
         yield from _only_with(key, teacher, teacher.base_url is not None, "the servers choose their own", ("dtype",))
 
 
-_ENDPOINT = ("max_concurrent_requests", "timeout_s", "patience_s", "max_attempts")
+_ENDPOINT = ("max_concurrent_requests", "wait_s", "timeout_s", "patience_s", "max_attempts")
 
 
 def _only_with(key: str, section: Section, ignored: bool, why: str, names: tuple[str, ...]) -> Iterator[str]:

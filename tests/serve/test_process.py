@@ -54,7 +54,7 @@ def test_a_second_signal_ends_at_once():
     with served_process() as (base, process):
         host, port = base.removeprefix("http://").removesuffix("/v1").split(":")
         with socket.create_connection((host, int(port))) as slow:  # a body that never comes keeps the server from stopping
-            slow.sendall(b"POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n")
+            slow.sendall(b"POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n")
             time.sleep(0.2)
             process.send_signal(signal.SIGTERM)
             time.sleep(0.5)

@@ -1,5 +1,6 @@
 """What waits, what runs together, what is turned away."""
 
+import contextlib
 import socket
 import threading
 import time
@@ -198,7 +199,7 @@ def send_and_leave(base, path, body, when):
     """A client that hangs up."""
     host, port = base.removeprefix("http://").removesuffix("/v1").split(":")
     with socket.create_connection((host, int(port))) as raw:
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         raw.sendall(head.encode() + body)
         wait_until(when)
 
@@ -265,6 +266,19 @@ def test_a_server_that_stops_refuses_what_waits_and_finishes_what_runs(tiny_mode
             wait_until(lambda: num_queued(base) == 1)
         assert runs.result().status_code == 200
         assert waits.result().status_code == 503
+
+
+def test_a_server_that_stops_waits_for_no_body(tiny_model, monkeypatch, caplog):
+    monkeypatch.setattr("topd.serve.server.GRACE_SECONDS", 0.2)
+    with contextlib.ExitStack() as stack:
+        base = stack.enter_context(serving(tiny_model("qwen3")))
+        host, port = base.removeprefix("http://").removesuffix("/v1").split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as slow:
+            slow.sendall(b"POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{")
+            time.sleep(0.2)
+            stack.close()
+            assert slow.recv(100).startswith(b"HTTP/1.1 503")
+    assert "Traceback" not in caplog.text
 
 
 def test_a_server_that_stops_ends_a_long_job(tiny_model, monkeypatch):

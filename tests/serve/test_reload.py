@@ -15,6 +15,7 @@ from tests.serve.serving import serving, wait_until
 from tests.serve.test_queue import num_queued
 from topd.serve.weights import fingerprint
 
+JSON = {"Content-Type": "application/json"}
 GROUPS = ragged_groups((4, (5, 2)), (1, (3,)))
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
@@ -196,7 +197,7 @@ def test_folders_that_cannot_be_read_change_nothing(tied, tmp_path):
 )
 def test_other_calls_are_refused(tied, body):
     base, _ = tied
-    assert httpx2.post(base.replace("/v1", "/collective_rpc"), content=json.dumps(body)).status_code == 400
+    assert httpx2.post(base.replace("/v1", "/collective_rpc"), content=json.dumps(body), headers=JSON).status_code == 400
 
 
 def test_what_waits_while_paused_is_answered_with_the_new_weights(tied, tmp_path):

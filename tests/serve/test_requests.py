@@ -11,6 +11,7 @@ from tests.serve.serving import serving, wait_until
 from topd import __version__
 
 PROMPT = [5, 9, 3]
+JSON = {"Content-Type": "application/json"}
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +122,7 @@ def test_reload_routes_do_not_exist_unless_allowed(root, route):
 )
 def test_another_model(root, route, request_):
     refused(root.post(route, json={**request_, "model": "other"}), 404, param="model", words="other")
-    refused(root.post(route, content=json.dumps({**request_, "model": "\ud800"})), 404, param="model")
+    refused(root.post(route, content=json.dumps({**request_, "model": "\ud800"}), headers=JSON), 404, param="model")
     assert root.post(route, json={**request_, "model": None}).status_code == 200
 
 
@@ -236,18 +237,18 @@ def test_scores_that_are_refused(client, request_, param, words):
     ],
 )
 def test_bodies_that_are_no_request(client, body, param, words):
-    refused(client.post("/completions", content=body), 400, param=param, words=words)
+    refused(client.post("/completions", content=body, headers=JSON), 400, param=param, words=words)
 
 
 def test_too_large_a_body_is_refused_while_it_arrives(client, root):
     large = b'{"prompt": [2' + b" " * 200_000 + b"]}"
-    refused(client.post("/completions", content=large), 413, words="0.1 MB")
+    refused(client.post("/completions", content=large, headers=JSON), 413, words="0.1 MB")
 
     def endless():
         for _ in range(1000):
             yield b" " * 1000
 
-    refused(client.post("/completions", content=endless()), 413)  # no Content-Length to go by
+    refused(client.post("/completions", content=endless(), headers=JSON), 413)  # no Content-Length to go by
     assert client.post("/completions", json={"prompt": PROMPT, "max_tokens": 1}).status_code == 200
     assert root.get("/health").status_code == 200
 
@@ -255,7 +256,7 @@ def test_too_large_a_body_is_refused_while_it_arrives(client, root):
 def test_a_body_is_not_waited_for_once_it_is_declared_too_large(client):
     address = client.base_url.host, client.base_url.port
     with socket.create_connection(address, timeout=10) as raw:
-        raw.sendall(b"POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n")
+        raw.sendall(b"POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99999999\r\n\r\n")
         assert raw.recv(100).startswith(b"HTTP/1.1 413")
 
 
@@ -274,6 +275,12 @@ def test_a_fault_of_the_server_is_500_without_its_details(model, monkeypatch, ca
         monkeypatch.undo()
         assert httpx2.post(f"{base}/score", json={"groups": [{"prompt": PROMPT, "completions": [[2]]}]}).status_code == 200
         assert 'status="500"' in httpx2.get(base.replace("/v1", "/metrics")).text
+
+
+def test_only_json_is_read(client):
+    """A foreign web page can make a browser send other types unasked."""
+    refused(client.post("/completions", content=b'{"prompt": [2]}', headers={"Content-Type": "text/plain"}), 400, words="Type")
+    assert client.post("/completions", content=b'{"prompt": [2]}', headers={"Content-Type": "Application/JSON; charset=utf-8"})
 
 
 # --- the token

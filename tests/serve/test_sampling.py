@@ -191,4 +191,4 @@ def test_scoring_waits_for_no_long_sampling_job(client, model):
             client.post("/score", json={"groups": [{"prompt": [5, 6], "completions": [[7, 8]]}]}).raise_for_status()
             answered += 1
         assert running.result().status_code == 200
-    assert answered > 20
+    assert answered > 10

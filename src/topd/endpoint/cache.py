@@ -30,6 +30,7 @@ class ScoreCache:
         with self._open():
             path.parent.mkdir(parents=True, exist_ok=True)
             self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            self._database.execute("PRAGMA locking_mode = EXCLUSIVE")  # else WAL needs memory that network folders cannot share
             self._database.execute("PRAGMA journal_mode = WAL")
             self._database.execute("PRAGMA synchronous = NORMAL")
             self._database.execute("CREATE TABLE IF NOT EXISTS scores (key BLOB PRIMARY KEY, generation INTEGER, logprobs BLOB)")

@@ -7,14 +7,13 @@ or of another token raise BadAnswer. Nothing is ever sent as text.
 
 import base64
 import io
-import math
+import reprlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import httpx2
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 
 from topd.endpoint.faults import BadAnswer
@@ -40,8 +39,8 @@ class Dialect(Protocol):
 
     def encode(self, groups: Sequence[TokenGroup], *, model: str, temperature: float) -> Request: ...
 
-    def decode(self, response: httpx2.Response, groups: Sequence[TokenGroup]) -> list[float]:
-        """Flat, group by group, completion by completion. Not yet checked for NaN and range."""
+    def decode(self, response: httpx2.Response, groups: Sequence[TokenGroup]) -> list[Any]:
+        """Flat, group by group, completion by completion. Not yet checked to be numbers."""
         ...
 
 
@@ -49,15 +48,18 @@ def read_scores(dialect: Dialect, response: httpx2.Response, groups: Sequence[To
     """The checked log-probs of a response, flat. Raises BadAnswer."""
     try:
         found = dialect.decode(response, groups)
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
-        raise BadAnswer(f"{response.url.host}: an answer that cannot be read ({type(error).__name__}: {error})") from None
+    except BadAnswer:
+        raise
+    except Exception as error:  # foreign bytes can fail anywhere in json, safetensors and numpy, in any way
+        said = reprlib.repr(str(error))
+        raise BadAnswer(f"{response.url.host}: an answer that cannot be read ({type(error).__name__}: {said})") from None
     wanted = sum(len(completion) for group in groups for completion in group.completions)
     if len(found) != wanted:
         raise BadAnswer(f"{response.url.host}: {len(found)} log-probs for {wanted} tokens")
     for value in found:
-        if type(value) not in (float, int) or not math.isfinite(value) or not LOWEST < value <= SLACK:
-            raise BadAnswer(f"{response.url.host}: {value!r} is no log-prob of a sampled token")
-    return found
+        if type(value) not in (float, int) or not LOWEST < value <= SLACK:  # NaN is neither
+            raise BadAnswer(f"{response.url.host}: {reprlib.repr(value)} is no log-prob of a sampled token")
+    return [float(value) for value in found]
 
 
 class TopdScore:
@@ -71,7 +73,7 @@ class TopdScore:
         asked = [{"prompt": list(g.prompt_ids), "completions": [list(c) for c in g.completions]} for g in groups]
         return Request(path="/v1/score", json={"model": model, "groups": asked, "temperature": temperature})
 
-    def decode(self, response: httpx2.Response, groups: Sequence[TokenGroup]) -> list[float]:
+    def decode(self, response: httpx2.Response, groups: Sequence[TokenGroup]) -> list[Any]:
         tensors = load_safetensors(response.content)
         asked = [token for group in groups for completion in group.completions for token in completion]
         if tensors["token_ids"].tolist() != asked:
@@ -103,8 +105,8 @@ class VllmPromptLogprobs(_Rows):
         body = {"model": model, "prompt": prompts, "prompt_logprobs": 0, "max_tokens": 1, "temperature": 1.0}
         return Request(path="/v1/completions", json=body)
 
-    def decode(self, response: httpx2.Response, groups: Sequence[TokenGroup]) -> list[float]:
-        found: list[float] = []
+    def decode(self, response: httpx2.Response, groups: Sequence[TokenGroup]) -> list[Any]:
+        found: list[Any] = []
         for (row, start), choice in zip(self.rows(groups), _choices(response), strict=True):
             positions = choice["prompt_logprobs"]
             if len(positions) != len(row):
@@ -123,8 +125,8 @@ class VllmEcho(_Rows):
         asked = {"echo": True, "logprobs": 0, "max_tokens": 0, "return_tokens_as_token_ids": True}
         return Request(path="/v1/completions", json={"model": model, "prompt": prompts, "temperature": 1.0, **asked})
 
-    def decode(self, response: httpx2.Response, groups: Sequence[TokenGroup]) -> list[float]:
-        found: list[float] = []
+    def decode(self, response: httpx2.Response, groups: Sequence[TokenGroup]) -> list[Any]:
+        found: list[Any] = []
         for (row, start), choice in zip(self.rows(groups), _choices(response), strict=True):
             logprobs = choice["logprobs"]
             if logprobs["tokens"] != [f"token_id:{token}" for token in row]:
@@ -145,12 +147,12 @@ class VllmGenerate(_Rows):
         body = {"model": model, "token_ids": list(row), "sampling_params": {"max_tokens": 1, "temperature": 1.0, **asked}}
         return Request(path="/inference/v1/generate", json=body)
 
-    def decode(self, response: httpx2.Response, groups: Sequence[TokenGroup]) -> list[float]:
+    def decode(self, response: httpx2.Response, groups: Sequence[TokenGroup]) -> list[Any]:
         packed = base64.b64decode(response.json()["prompt_token_id_logprobs"], validate=True)
         array = np.load(io.BytesIO(packed), allow_pickle=False)
-        if array.ndim != 2 or array.shape[1] != 1:
-            raise BadAnswer(f"{response.url.host}: an array of shape {array.shape}, wanted one number per token")
-        return [float(value) for value in array[:, 0]]
+        if array.ndim != 2 or array.shape[1] != 1 or array.dtype.kind != "f":
+            raise BadAnswer(f"{response.url.host}: {array.dtype} of shape {array.shape}, wanted one number per token")
+        return list(array[:, 0].tolist())
 
 
 class Sglang(_Rows):
@@ -169,8 +171,8 @@ class Sglang(_Rows):
         }
         return Request(path="/generate", json=body)
 
-    def decode(self, response: httpx2.Response, groups: Sequence[TokenGroup]) -> list[float]:
-        found: list[float] = []
+    def decode(self, response: httpx2.Response, groups: Sequence[TokenGroup]) -> list[Any]:
+        found: list[Any] = []
         for (row, start), answer in zip(self.rows(groups), response.json(), strict=True):
             entries = answer["meta_info"]["input_token_logprobs"][1:]
             if [entry[1] for entry in entries] != list(row[start:]):

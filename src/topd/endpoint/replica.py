@@ -11,8 +11,8 @@ import httpx2
 
 from topd.endpoint.faults import BadAnswer, Busy, Forbidden, Refused, Unavailable
 
-MAX_RETRY_AFTER = 60.0
-"""Seconds; a server that asks for more is asked again after this."""
+MIN_RETRY_AFTER, MAX_RETRY_AFTER = 0.1, 60.0
+"""Seconds; a server that asks for less or more is asked again after these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,7 @@ class Replica:
         """On `time.monotonic`: the server asked not to be asked earlier."""
         self.reason = ""
         """Why it is not trusted."""
+        self._api_key = api_key
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=64)
         self._client = httpx2.AsyncClient(
@@ -63,15 +64,27 @@ class Replica:
 
     def _fault(self, response: httpx2.Response) -> Exception:
         status = response.status_code
-        said = f"{self.url} answered {status}: {_error_text(response)}"
+        said = f"{self.url} answered {status}: {self._error_text(response)}"
         wait = retry_after(response)
         if status == 429 or (status == 503 and wait is not None):
-            return Busy(said, min(wait if wait is not None else 1.0, MAX_RETRY_AFTER))
+            return Busy(said, min(max(MIN_RETRY_AFTER, 1.0 if wait is None else wait), MAX_RETRY_AFTER))
         if status in (401, 403):
             return Forbidden(said)
-        if status in (408, 409, 425) or status >= 500:
+        if status in (408, 409, 425) or (status >= 500 and status != 501):  # 501: what the server cannot do at all
             return Unavailable(said)
         return Refused(said)
+
+    def _error_text(self, response: httpx2.Response) -> str:
+        """The server's own words, shortened, without the key, which an error page may repeat."""
+        try:
+            body = response.json()
+            found = body.get("error", body.get("detail", body)) if isinstance(body, dict) else body
+            text = str(found.get("message", found) if isinstance(found, dict) else found)
+        except (ValueError, RecursionError):
+            text = response.text
+        if self._api_key:
+            text = text.replace(self._api_key, "[the key]")
+        return " ".join(text.split())[:300]
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -103,14 +116,3 @@ def is_loopback(url: str) -> bool:
 
 def _said(error: Exception) -> str:
     return str(error) or type(error).__name__
-
-
-def _error_text(response: httpx2.Response) -> str:
-    """The server's own words, shortened. They answer our request, which holds no secret in its body."""
-    try:
-        body = response.json()
-        found = body.get("error", body.get("detail", body)) if isinstance(body, dict) else body
-        text = found.get("message", found) if isinstance(found, dict) else found
-    except ValueError:
-        text = response.text
-    return " ".join(str(text).split())[:300]

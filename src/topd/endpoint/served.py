@@ -5,8 +5,11 @@ so that every answer proves who gave it: a replica that restarts with another mo
 """
 
 import asyncio
+import logging
 import os
 import random
+import re
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,13 +20,16 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from topd.endpoint.dialects import DIALECTS, Dialect, read_scores
-from topd.endpoint.faults import BadAnswer, Busy, Fault, Forbidden, OtherModel, Refused
+from topd.endpoint.faults import BadAnswer, Busy, Fault, Forbidden, OtherModel, Refused, Unavailable
 from topd.endpoint.pool import Pool
 from topd.endpoint.replica import Replica, Request
 from topd.errors import ConfigError
 from topd.models.logprobs import TokenGroup, Tokens
 
 CANARY_TOKENS = 24
+WAIT_PAUSE_S = 3.0
+
+log = logging.getLogger("topd.endpoint")
 
 CANARY_TOLERANCE = 0.15
 """Nats, mean difference. Logits of bfloat16 servers move by up to 0.12 with their batch; another model is off by whole nats."""
@@ -76,7 +82,7 @@ class ServedModel:
         self.dialect: Dialect
         self.reference: Tensor
         """The canary's log-probs as first met."""
-        key = os.environ.get(api_key_env)
+        key = _read_key(role, api_key_env)
         self.pool = Pool(
             [Replica(url, api_key=key, timeout_s=timeout_s) for url in urls],
             verify=verify or self.verify,
@@ -85,9 +91,18 @@ class ServedModel:
             patience_s=patience_s,
         )
 
-    async def connect(self) -> None:
-        """Meet all replicas. Raises ConfigError if none can be used, or they are not one model."""
-        found = await asyncio.gather(*(self._meet(replica) for replica in self.pool.replicas), return_exceptions=True)
+    async def connect(self, *, wait_s: float = 0.0) -> None:
+        """Meet all replicas, up to `wait_s` seconds after the first try.
+
+        Raises ConfigError if none can be used, or they are not one model.
+        """
+        end = time.monotonic() + wait_s
+        while True:
+            found = await asyncio.gather(*(self._meet(replica) for replica in self.pool.replicas), return_exceptions=True)
+            if time.monotonic() > end or not all(isinstance(outcome, Unavailable) for outcome in found):
+                break
+            log.warning("%s: waiting for a server: %s", self.role, found[0])
+            await asyncio.sleep(WAIT_PAUSE_S)
         pairs = list(zip(self.pool.replicas, found, strict=True))
         for outcome in found:
             if isinstance(outcome, Forbidden):
@@ -209,13 +224,24 @@ async def patiently(replica: Replica, request: Request, *, tries: int = 5) -> ht
     return await replica.send(request)
 
 
+def _read_key(role: str, variable: str) -> str | None:
+    """The key of an environment variable. Raises ConfigError, without showing it, for one that no header can hold."""
+    key = os.environ.get(variable)
+    if key and not re.fullmatch(r"[!-~]+", key):
+        raise ConfigError(
+            f"{role}: the key in the environment variable {variable} holds spaces, line breaks or other characters that no HTTP "
+            "header can hold. Export it without them (a key that is read from a file often ends with a line break)."
+        )
+    return key
+
+
 def _read_card(card: dict[str, Any]) -> ServedCard:
-    own = card.get("topd") or {}
+    own, length = card.get("topd") or {}, card.get("max_model_len")
     eos = own.get("eos_token_ids")
     return ServedCard(
         id=str(card["id"]),
         root=str(card.get("root") or card["id"]),
-        context_length=card.get("max_model_len"),
+        context_length=None if length is None else int(length),
         fingerprint=own.get("fingerprint"),
-        eos_token_ids=None if eos is None else tuple(eos),
+        eos_token_ids=None if eos is None else tuple(map(int, eos)),
     )

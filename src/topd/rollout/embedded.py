@@ -50,6 +50,10 @@ class EmbeddedEngine:
                 mine.copy_(theirs)
         self.policy_version = policy_version
 
+    @property
+    def context_length(self) -> int | None:
+        return self.model.context_length
+
     def behaviour(self, policy_version: int) -> LanguageModel | None:
         trained = self.policy or self.model
         return None if self.model.sampled_is_trained and trained.sampled_is_trained else trained

@@ -30,6 +30,11 @@ class Engine(Protocol):
     """What computes its log-probs: "embedded" is topd itself."""
     policy_version: int
 
+    @property
+    def context_length(self) -> int | None:
+        """Tokens of prompt and completion that fit, where that may be less than the model's own; None if not known."""
+        ...
+
     def generate(
         self,
         prompts: Sequence[Prompt],

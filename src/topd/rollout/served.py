@@ -42,6 +42,10 @@ class ServedEngine:
         self.eos_token_ids = eos_token_ids
         self.policy_version = 0
 
+    @property
+    def context_length(self) -> int | None:
+        return self.served.card.context_length
+
     def load_weights(self, policy_version: int) -> None:
         """Nothing: a teacher never changes."""
 

@@ -51,7 +51,7 @@ class VllmEngine(ServedEngine):
         self.snapshot = copy_of(policy, policy.module.dtype) if rollout.max_lag else None
         self.snapshot_version = 0
         background.at_close(served.close)
-        background.run(served.connect())
+        background.run(served.connect(wait_s=rollout.wait_s))
 
     def load_weights(self, policy_version: int) -> None:
         """Hand the policy's weights over to every server, and prove on each that it serves them.

@@ -22,7 +22,7 @@ from topd.config import Config
 from topd.errors import ConfigError
 from topd.run.files import PARTIAL, append_line, read_lines, remove, write_json, write_text
 
-_ENDPOINT = "base_url|api_key_env|max_concurrent_requests|timeout_s|patience_s|max_attempts|max_dropped_share"
+_ENDPOINT = "base_url|api_key_env|max_concurrent_requests|wait_s|timeout_s|patience_s|max_attempts|max_dropped_share"
 MAY_CHANGE = re.compile(
     r"run\.(resume|checkpoint_every|keep_checkpoints|steps|device|directory)|eval\.teacher"
     rf"|(teacher|teachers\.[^.]+|rollout)\.({_ENDPOINT}|weights|weights_directory)"

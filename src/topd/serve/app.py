@@ -1,7 +1,6 @@
-"""The routes: what is read, who may ask, what is refused, and what is counted."""
+"""The routes: what is read, computed and answered."""
 
 import asyncio
-import hmac
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,10 +15,10 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from topd import __version__
 from topd.serve.answers import Spelling, completion_answer, score_answer, to_json
+from topd.serve.guard import Guard, error_response, json_response
 from topd.serve.metrics import ServerMetrics
 from topd.serve.protocol import (
     ApiError,
@@ -68,47 +67,11 @@ def create_app(worker: Worker, metrics: ServerMetrics, settings: AppSettings) ->
             Route("/reset_prefix_cache", api.reset_prefix_cache, methods=["POST"]),
             Route("/collective_rpc", api.collective_rpc, methods=["POST"]),
         ]
-    guard = Middleware(_Guard, token=settings.token, metrics=metrics, paths=frozenset(route.path for route in routes))
+    guard = Middleware(Guard, token=settings.token, metrics=metrics, paths=frozenset(route.path for route in routes))
     handlers: Any = {ApiError: _api_error, HTTPException: _http_error, ClientDisconnect: _client_left, Exception: _failure}
     app = Starlette(routes=routes, middleware=[guard], exception_handlers=handlers)
     app.router.redirect_slashes = False
     return app
-
-
-class _Guard:
-    """Around every route: the token, the time, the status."""
-
-    def __init__(self, app: ASGIApp, *, token: str | None, metrics: ServerMetrics, paths: frozenset[str]) -> None:
-        self.app = app
-        self.expected = None if token is None else f"Bearer {token}".encode()
-        self.metrics = metrics
-        self.paths = paths
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        route = scope["path"] if scope["path"] in self.paths else "other"
-        status, start = 500, time.perf_counter()
-
-        async def watch(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        try:
-            if self._may_pass(scope):
-                await self.app(scope, receive, watch)
-            else:
-                error = ApiError(401, "the Authorization header must be: Bearer TOKEN, with this server's token")
-                await _answer_error(error)(scope, receive, watch)
-        finally:
-            self.metrics.requests.labels(route, str(status)).inc()
-            self.metrics.seconds.labels(route).observe(time.perf_counter() - start)
-
-    def _may_pass(self, scope: Scope) -> bool:
-        if self.expected is None or scope["path"] == "/health":
-            return True
-        given = [value for key, value in scope["headers"] if key == b"authorization"]
-        return len(given) == 1 and hmac.compare_digest(given[0], self.expected)
 
 
 class _Api:
@@ -120,6 +83,7 @@ class _Api:
         self.settings = settings
         self.spelling = Spelling(worker.model.tokenizer)
         self.created = int(time.time())
+        self.model.tokenizer.encode("0")  # sets truncation and padding once, so that no two threads do
         self.body_bytes = 0
 
     async def health(self, request: Request) -> Response:
@@ -145,7 +109,7 @@ class _Api:
                 "dtype": str(self.model.module.dtype).removeprefix("torch."),
             },
         }
-        return _json({"object": "list", "data": [card]})
+        return json_response({"object": "list", "data": [card]})
 
     async def tokenize(self, request: Request) -> Response:
         asked = read(TokenizeRequest, await self._body(request))
@@ -153,13 +117,13 @@ class _Api:
         ids = await run_in_threadpool(encode, asked.prompt, self.model, add_special_tokens=asked.add_special_tokens)
         strings = self.model.tokenizer.convert_ids_to_tokens(ids) if asked.return_token_strs else None
         limit = self.model.context_length
-        return _json({"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": strings})
+        return json_response({"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": strings})
 
     async def detokenize(self, request: Request) -> Response:
         asked = read(DetokenizeRequest, await self._body(request))
         self._check_model(asked.model)
         ids = token_ids(asked.tokens, self.model, "tokens") if asked.tokens else ()
-        return _json({"prompt": await run_in_threadpool(self.spelling.text, ids)})
+        return json_response({"prompt": await run_in_threadpool(self.spelling.text, ids)})
 
     async def completions(self, request: Request) -> Response:
         asked = read(CompletionRequest, await self._body(request))
@@ -190,14 +154,14 @@ class _Api:
         if mode not in PAUSE_MODES:
             raise ApiError(400, f"mode must be one of {', '.join(PAUSE_MODES)}, found {mode}", param="mode")
         await run_in_threadpool(self.queue.pause, abort=mode == "abort")
-        return _json({"status": "paused"})
+        return json_response({"status": "paused"})
 
     async def resume(self, request: Request) -> Response:
         self.queue.resume()
-        return _json({"status": "resumed"})
+        return json_response({"status": "resumed"})
 
     async def reset_prefix_cache(self, request: Request) -> Response:
-        return _json({"success": True})
+        return json_response({"success": True})
 
     async def collective_rpc(self, request: Request) -> Response:
         asked = await self._body(request)
@@ -207,12 +171,13 @@ class _Api:
         path = kwargs.get("weights_path") if isinstance(kwargs, dict) and len(kwargs) == 1 else None
         if not isinstance(path, str) or not Path(path).is_dir():
             raise ApiError(400, "kwargs must be {weights_path: a folder on the server's machine}", param="kwargs")
-        return _json({"results": await self._run(request, [Reload(folder=Path(path))])})
+        return json_response({"results": await self._run(request, [Reload(folder=Path(path))])})
 
     async def _run(self, request: Request, works: Sequence[Work]) -> list[Any]:
         """The results of all work of a request. Work whose client has left is withdrawn."""
         tasks = self.queue.submit(works)
         results: asyncio.Future[list[Any]] = asyncio.gather(*(asyncio.wrap_future(task.future) for task in tasks))
+        results.add_done_callback(lambda done: done.cancelled() or done.exception())  # else asyncio complains of it unread
         left: asyncio.Future[Any] = asyncio.ensure_future(_left(request))
         try:
             await asyncio.wait({results, left}, return_when=asyncio.FIRST_COMPLETED)
@@ -231,6 +196,8 @@ class _Api:
         """The JSON object of the body. Its size is checked while it arrives."""
         limit, size, chunks = self.settings.max_body_bytes, 0, []
         declared = request.headers.get("content-length", "")
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            raise ApiError(400, "the Content-Type must be application/json")  # which no foreign web page can send unasked
         try:
             if declared.isdecimal() and int(declared) > limit:
                 raise _too_large(limit)
@@ -261,24 +228,13 @@ def _too_large(limit: int) -> ApiError:
     return ApiError(413, f"the body is larger than {limit / 1e6:g} MB; split the request")
 
 
-def _json(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(to_json(content), status_code=status, headers=headers, media_type="application/json")
-
-
-def _answer_error(error: ApiError) -> Response:
-    headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
-    if error.status == 401:
-        headers["WWW-Authenticate"] = "Bearer"
-    return _json(error.body(), error.status, headers)
-
-
 async def _api_error(request: Request, error: ApiError) -> Response:
-    return _answer_error(error)
+    return error_response(error)
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:
     """Unknown path, wrong method."""
-    response = _answer_error(ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}"))
+    response = error_response(ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}"))
     response.headers.update(error.headers or {})
     return response
 
@@ -289,4 +245,4 @@ async def _client_left(request: Request, error: ClientDisconnect) -> Response:
 
 async def _failure(request: Request, error: Exception) -> Response:
     """Starlette raises the error again after this answer, and uvicorn logs it."""
-    return _answer_error(ApiError(500, "the server failed on this request; its log says why"))
+    return error_response(ApiError(500, "the server failed on this request; its log says why"))

@@ -78,12 +78,12 @@ class TaskQueue:
                     self._leave(task)
 
     def pause(self, *, abort: bool) -> None:
-        """Give out nothing but reloads from now on; returns when nothing runs. `abort` answers 503 to all that was asked."""
+        """Give out nothing but reloads from now on; returns when nothing runs. `abort` answers 503 to all the rest."""
         with self._changed:
             self._paused = True
             if abort:
                 self._abort_at = 0.0
-                self._refuse_waiting("aborted by /pause; send the request again")
+                self._refuse("aborted by /pause; send the request again", (Scoring, Sampling))
             self._changed.wait_for(lambda: not self._running)
             if not self.closed:
                 self._abort_at = float("inf")
@@ -98,7 +98,7 @@ class TaskQueue:
         with self._changed:
             self.closed = True
             self._abort_at = time.monotonic() + grace
-            self._refuse_waiting("the server is shutting down")
+            self._refuse("the server is shutting down", tuple(self._waiting))
             self._changed.notify_all()
 
     def next(self) -> list[Task]:
@@ -161,9 +161,10 @@ class TaskQueue:
                 size += task.work.size
         return batch
 
-    def _refuse_waiting(self, reason: str) -> None:
-        for queue in self._waiting.values():
-            while queue:
+    def _refuse(self, reason: str, works: Sequence[type[Work]]) -> None:
+        """Answer 503 to all of these sorts that waits. The lock must be held."""
+        for work in works:
+            while queue := self._waiting[work]:
                 task = queue.popleft()
                 self._leave(task)
                 if task.future.set_running_or_notify_cancel():

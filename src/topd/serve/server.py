@@ -1,6 +1,7 @@
 """`topd serve`: sockets, signals, and the order of starting and stopping."""
 
 import ipaddress
+import math
 import os
 import signal
 import socket
@@ -94,7 +95,7 @@ class Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=int(GRACE_SECONDS) + 2,
+                timeout_graceful_shutdown=math.ceil(GRACE_SECONDS) + 1,
             )
         )
 

@@ -69,7 +69,7 @@ class EndpointTeacher:
         self._counted = (0, 0)
         self.tokenizer = _load_tokenizer(config.tokenizer, role) if config.tokenizer else None
         background.at_close(self.served.close)
-        background.run(self.served.connect())
+        background.run(self.served.connect(wait_s=config.wait_s))
         self.map_eos = self._map_eos()
         self._recognise()
 

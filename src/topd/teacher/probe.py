@@ -30,8 +30,8 @@ def check_run(
     Without a teacher only what concerns the student is looked at.
     """
     longest = max(len(prompt.token_ids) for prompt in prompts)
-    room = teacher.context_length if teacher is not None else None
-    yield _check_context(config, longest, min(student.context_length, room or student.context_length))
+    rooms = (student.context_length, engine.context_length, teacher.context_length if teacher is not None else None)
+    yield _check_context(config, longest, min(room for room in rooms if room is not None))
     if teacher is not None:
         yield _check_temperature(config.rollout.temperature, teacher.honours_temperature)
     params = SamplingParams(

@@ -89,6 +89,7 @@ class RoutedEngine:
 
     kind = "served"
     policy_version = 0
+    context_length: int | None = None
 
     def __init__(self, engines: Mapping[str, Engine], routes: Mapping[str, str]) -> None:
         self.engines = engines

@@ -1,0 +1,63 @@
+"""Around every route: the token, the time, the status; and the shape of an answer."""
+
+import asyncio
+import hmac
+import time
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from topd.serve.answers import to_json
+from topd.serve.metrics import ServerMetrics
+from topd.serve.protocol import ApiError
+
+
+def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(to_json(content), status_code=status, headers=headers, media_type="application/json")
+
+
+def error_response(error: ApiError) -> Response:
+    headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return json_response(error.body(), error.status, headers)
+
+
+class Guard:
+    """ASGI middleware. /health needs no token; paths that are no route are counted together."""
+
+    def __init__(self, app: ASGIApp, *, token: str | None, metrics: ServerMetrics, paths: frozenset[str]) -> None:
+        self.app = app
+        self.expected = None if token is None else f"Bearer {token}".encode()
+        self.metrics = metrics
+        self.paths = paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route = scope["path"] if scope["path"] in self.paths else "other"
+        status, started, start = 500, False, time.perf_counter()
+
+        async def watch(message: Message) -> None:
+            nonlocal status, started
+            if message["type"] == "http.response.start":
+                status, started = message["status"], True
+            await send(message)
+
+        try:
+            if self._may_pass(scope):
+                await self.app(scope, receive, watch)
+            else:
+                error = ApiError(401, "the Authorization header must be: Bearer TOKEN, with this server's token")
+                await error_response(error)(scope, receive, watch)
+        except asyncio.CancelledError:  # uvicorn ends what did not end in time
+            if not started:
+                await error_response(ApiError(503, "the server is shutting down"))(scope, receive, watch)
+        finally:
+            self.metrics.requests.labels(route, str(status)).inc()
+            self.metrics.seconds.labels(route).observe(time.perf_counter() - start)
+
+    def _may_pass(self, scope: Scope) -> bool:
+        if self.expected is None or scope["path"] == "/health":
+            return True
+        given = [value for key, value in scope["headers"] if key == b"authorization"]
+        return len(given) == 1 and hmac.compare_digest(given[0], self.expected)

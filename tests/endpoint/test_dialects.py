@@ -1,0 +1,289 @@
+"""Every dialect gives the numbers of `score_groups`, or BadAnswer, and nothing else."""
+
+import base64
+import io
+import json
+
+import httpx2
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save
+
+from tests.endpoint import proxy as faults
+from tests.endpoint.proxy import proxying
+from tests.fakes import make_model, ragged_groups
+from tests.serve.serving import serving
+from topd.endpoint.dialects import Sglang, TopdScore, VllmEcho, VllmGenerate, VllmPromptLogprobs, read_scores
+from topd.endpoint.faults import BadAnswer
+from topd.models.logprobs import Tokens, score_groups
+
+SPOKEN = {
+    "topd": TopdScore(),
+    "sglang": Sglang(),
+    "generate": VllmGenerate(),
+    "vllm": VllmPromptLogprobs(),
+    "echo": VllmEcho(),
+}
+GROUPS = ragged_groups((4, (7, 2, 5)), (1, (3, 3)), (9, (1,)))
+URL = "http://127.0.0.1:9/v1"
+
+
+@pytest.fixture(scope="module")
+def served():
+    model = make_model("qwen3-untied")
+    with serving(model) as base:
+        yield model, base
+
+
+@pytest.fixture(params=SPOKEN)
+def spoken(served, request):
+    """(dialect, proxy of a server that speaks it, model behind)"""
+    model, base = served
+    with proxying(base, request.param) as proxy:
+        yield SPOKEN[request.param], proxy, model
+
+
+def send(proxy, dialect, groups, temperature=1.0):
+    asked = dialect.encode(groups, model="tiny-qwen3-untied", temperature=temperature)
+    response = httpx2.request(asked.method, proxy.url.removesuffix("/v1") + asked.path, json=asked.json)
+    assert response.status_code == 200, response.text
+    return response
+
+
+def pieces(dialect, groups):
+    """The groups as requests may hold them."""
+    if not dialect.one_row:
+        return [list(groups)]
+    return [[Tokens(group.prompt_ids, (completion,))] for group in groups for completion in group.completions]
+
+
+def asked_of(proxy, dialect, groups, temperature=1.0):
+    parts = [read_scores(dialect, send(proxy, dialect, piece, temperature), piece) for piece in pieces(dialect, groups)]
+    return torch.tensor([value for part in parts for value in part])
+
+
+def expected(model, groups, temperature=1.0):
+    found = score_groups(model, groups, max_tokens=4096, temperature=temperature)
+    return torch.cat([part for parts in found for part in parts])
+
+
+def test_the_numbers_are_those_of_the_trainers_own_function(spoken):
+    dialect, proxy, model = spoken
+    torch.testing.assert_close(asked_of(proxy, dialect, GROUPS), expected(model, GROUPS), atol=1e-5, rtol=1e-5)
+
+
+def test_the_temperature_is_honoured_or_said_not_to_be(spoken):
+    dialect, proxy, model = spoken
+    at = 0.7 if dialect.honours_temperature else 1.0
+    found = asked_of(proxy, dialect, GROUPS, temperature=0.7)
+    torch.testing.assert_close(found, expected(model, GROUPS, at), atol=1e-5, rtol=1e-5)
+
+
+def test_nothing_is_sent_as_text_and_no_more_is_generated_than_the_server_asks_for(spoken):
+    dialect, proxy, _ = spoken
+    proxy.requests.clear()
+    asked_of(proxy, dialect, GROUPS)
+    for request in proxy.requests:
+        strings = [word for word in json.dumps(request.json).split('"')[1::2] if not word.islower() and word != "tiny-qwen3-untied"]
+        assert not strings
+        limits = {**request.json, **request.json.get("sampling_params", {})}
+        assert {limits.get("max_tokens", limits.get("max_new_tokens", 0))} <= {0, 1}
+
+
+def test_an_answer_to_something_else_is_bad(spoken):
+    """Wrong numbers, lengths, tokens, order, rows: whatever the dialect can express."""
+    dialect, proxy, _ = spoken
+    groups = pieces(dialect, GROUPS)[0]
+    for name, edit in proxy.dialect.edits.items():
+        proxy.give(faults.always(faults.edited(name, edit)))
+        with pytest.raises(BadAnswer) as caught:
+            read_scores(dialect, send(proxy, dialect, groups), groups)
+        assert str(caught.value).startswith("127.0.0.1: ")
+    assert proxy.given == list(proxy.dialect.edits)
+
+
+def test_what_is_no_answer_is_bad(spoken):
+    dialect, proxy, _ = spoken
+    groups = pieces(dialect, GROUPS)[0]
+    for fault in (faults.html, faults.empty, faults.truncated):
+        proxy.give(faults.always(fault))
+        with pytest.raises(BadAnswer):
+            read_scores(dialect, send(proxy, dialect, groups), groups)
+
+
+@pytest.mark.parametrize("spoken", ["vllm", "echo"], indirect=True)
+def test_an_index_that_is_given_twice_is_bad(spoken):
+    dialect, proxy, _ = spoken
+    proxy.give(faults.always(faults.same_index_twice))
+    with pytest.raises(BadAnswer, match="missing or given twice"):
+        read_scores(dialect, send(proxy, dialect, GROUPS), GROUPS)
+
+
+@pytest.mark.parametrize("spoken", ["vllm", "echo"], indirect=True)
+def test_choices_in_another_order_are_put_back_by_their_index(spoken):
+    dialect, proxy, model = spoken
+
+    async def backwards(exchange):
+        reply = await exchange.forward()
+        return reply.with_json({**reply.json, "choices": reply.json["choices"][::-1]})
+
+    proxy.give(faults.always(backwards))
+    torch.testing.assert_close(asked_of(proxy, dialect, GROUPS), expected(model, GROUPS), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("spoken", ["vllm"], indirect=True)
+def test_the_sampled_token_is_looked_up_by_id_whatever_else_is_there(spoken):
+    """vLLM puts the most likely tokens before or after the actual one."""
+    dialect, proxy, model = spoken
+
+    async def more(exchange):
+        reply = await exchange.forward()
+        answer = reply.json
+        for choice in answer["choices"]:
+            for position in choice["prompt_logprobs"][1:]:
+                [(token, found)] = position.items()
+                position.clear()
+                position |= {"999": {"logprob": -0.01, "rank": 1}, token: found, "998": {"logprob": -0.02, "rank": 2}}
+        return reply.with_json(answer)
+
+    proxy.give(faults.always(more))
+    torch.testing.assert_close(asked_of(proxy, dialect, GROUPS), expected(model, GROUPS), atol=1e-5, rtol=1e-5)
+
+
+# answers that no server gave
+
+
+def response(content):
+    return httpx2.Response(200, content=content, request=httpx2.Request("POST", URL))
+
+
+def read_or_bad(dialect, content):
+    groups = [Tokens((5, 6), ((7, 8),))]
+    try:
+        found = read_scores(dialect, response(content), groups)
+    except BadAnswer as fault:
+        assert len(str(fault)) < 500
+        return
+    assert len(found) == 2
+    assert all(-9000 < value <= 1e-4 for value in found)
+
+
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.sampled_from(["7", "8", 7, 8, -1.0])
+KEYS = st.sampled_from(
+    ["choices", "index", "prompt_logprobs", "logprobs", "tokens", "token_logprobs", "logprob", "7", "8", "meta_info"]
+    + ["input_token_logprobs", "prompt_token_id_logprobs"]
+)
+JSON = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=4), max_leaves=20)
+
+
+@pytest.mark.parametrize("dialect", SPOKEN.values(), ids=SPOKEN)
+@settings(max_examples=100)
+@given(answer=JSON)
+def test_any_json_is_read_or_bad(dialect, answer):
+    read_or_bad(dialect, json.dumps(answer).encode())
+
+
+def in_shape(name, values):
+    """An answer of the right shape with these two values."""
+    a, b = values
+    return {
+        "vllm": {"choices": [{"index": 0, "prompt_logprobs": [None, {}, {"7": {"logprob": a}}, {"8": {"logprob": b}}]}]},
+        "echo": {
+            "choices": [
+                {"index": 0, "logprobs": {"tokens": [f"token_id:{t}" for t in (5, 6, 7, 8)], "token_logprobs": [None, -1, a, b]}}
+            ]
+        },
+        "sglang": [{"meta_info": {"input_token_logprobs": [[None, 6, None], [a, 7, None], [b, 8, None]]}}],
+    }[name]
+
+
+@pytest.mark.parametrize("name", ["vllm", "echo", "sglang"])
+@given(values=st.tuples(JSON, JSON))
+def test_any_value_in_the_right_place_is_read_or_bad(name, values):
+    read_or_bad(SPOKEN[name], json.dumps(in_shape(name, values)).encode())
+
+
+@pytest.mark.parametrize("name", ["vllm", "echo", "sglang"])
+@pytest.mark.parametrize(
+    "found", ["-1" + "0" * 400, "1" * 5000, "true", '"-1.0"', "1e999", "-9999.0", "NaN", "[-1.0]", '"' + "x" * 9999 + '"']
+)
+def test_numbers_that_are_none_are_bad(name, found):
+    content = json.dumps(in_shape(name, (-0.5, "HERE"))).replace('"HERE"', found)
+    with pytest.raises(BadAnswer) as caught:
+        read_scores(SPOKEN[name], response(content.encode()), [Tokens((5, 6), ((7, 8),))])
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("dialect", SPOKEN.values(), ids=SPOKEN)
+def test_json_that_is_nested_too_deeply_is_bad(dialect):
+    with pytest.raises(BadAnswer):
+        read_scores(dialect, response(b"[" * 100_000), [Tokens((5,), ((7,),))])
+
+
+def npy(array):
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def packed(content):
+    return json.dumps({"prompt_token_id_logprobs": base64.b64encode(content).decode()}).encode()
+
+
+GOOD_ARRAY = npy(np.array([[-1.0], [-2.0]], dtype=np.float32))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"PK\x03\x04 an archive that is none",
+        GOOD_ARRAY[:7],
+        GOOD_ARRAY[:20],
+        GOOD_ARRAY[:-1],
+        GOOD_ARRAY.replace(b"(2, 1)", b"(2, 3)"),
+        GOOD_ARRAY.replace(b"(2, 1), }" + b" " * 12, b"(99999999999999, 1), }"),
+        GOOD_ARRAY.replace(b"'<f4'", b"'|O' "),
+        npy(np.array([-1.0, -2.0], dtype=np.float32)),
+        npy(np.array([[-1.0, -2.0]], dtype=np.float32)),
+        npy(np.array([["a"], ["b"]])),
+        npy(np.array([[-1 + 2j], [-2 - 1j]])),
+        npy(np.array([[-np.inf], [-2.0]], dtype=np.float32)),
+    ],
+    ids=["empty", "archive", "magic", "header", "a byte short", "shape", "huge", "objects", "flat", "wide", "text", "complex", "inf"],
+)
+def test_an_array_that_is_none_is_bad(content):
+    with pytest.raises(BadAnswer):
+        read_scores(VllmGenerate(), response(packed(content)), [Tokens((5, 6), ((7, 8),))])
+
+
+GOOD_TENSORS = save({"token_ids": torch.tensor([7, 8]), "logprobs": torch.tensor([-1.0, -2.0])})
+
+
+@given(position=st.integers(0, len(GOOD_TENSORS) - 1), byte=st.integers(0, 255), end=st.none() | st.integers(0, len(GOOD_TENSORS)))
+def test_tensors_with_a_changed_byte_are_read_or_bad(position, byte, end):
+    read_or_bad(TopdScore(), (GOOD_TENSORS[:position] + bytes([byte]) + GOOD_TENSORS[position + 1 :])[:end])
+
+
+@given(position=st.integers(0, len(GOOD_ARRAY) - 1), byte=st.integers(0, 255), end=st.none() | st.integers(0, len(GOOD_ARRAY)))
+def test_an_array_with_a_changed_byte_is_read_or_bad(position, byte, end):
+    read_or_bad(VllmGenerate(), packed((GOOD_ARRAY[:position] + bytes([byte]) + GOOD_ARRAY[position + 1 :])[:end]))
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {"token_ids": torch.tensor([7, 8])},
+        {"logprobs": torch.tensor([-1.0, -2.0])},
+        {"token_ids": torch.tensor([[7, 8]]), "logprobs": torch.tensor([-1.0, -2.0])},
+        {"token_ids": torch.tensor([7, 8]), "logprobs": torch.tensor([[-1.0], [-2.0]])},
+        {"token_ids": torch.tensor([7, 8]), "logprobs": torch.tensor([-1.0])},
+        {"token_ids": torch.tensor([7, 9]), "logprobs": torch.tensor([-1.0, -2.0])},
+    ],
+)
+def test_tensors_of_another_form_are_bad(tensors):
+    with pytest.raises(BadAnswer):
+        read_scores(TopdScore(), response(save(tensors)), [Tokens((5, 6), ((7, 8),))])
