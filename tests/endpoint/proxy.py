@@ -9,6 +9,7 @@ import base64
 import contextlib
 import email.utils
 import io
+import itertools
 import json
 import math
 import socket
@@ -16,9 +17,9 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx2
 import numpy as np
@@ -403,8 +404,8 @@ class Topd:
         tensors = load(reply.body)
         entries = [list(pair) for pair in zip(tensors["token_ids"].tolist(), tensors["logprobs"].tolist(), strict=True)]
         lengths = [len(c) for group in request.json["groups"] for c in group["completions"]]
-        starts = np.cumsum([0, *lengths]).tolist()
-        return [entries[a:b] for a, b in zip(starts[:-1], starts[1:], strict=True)]
+        left = iter(entries)
+        return [list(itertools.islice(left, length)) for length in lengths]
 
     def with_rows(self, request: Request, reply: Reply, rows: list[list[list[Any]]]) -> Reply:
         ids, logprobs = zip(*(entry for row in rows for entry in row), strict=True)
@@ -415,7 +416,7 @@ class _Foreign:
     """A server that knows nothing of topd. `routes` answer themselves, `hidden` have that status; the rest is passed on."""
 
     owner = "vllm"
-    hidden: dict[str, int] = {"/v1/score": 404, "/generate": 404, "/inference/v1/generate": 403}
+    hidden: ClassVar[Mapping[str, int]] = {"/v1/score": 404, "/generate": 404, "/inference/v1/generate": 403}
 
     async def reply(self, proxy: FaultProxy, request: Request) -> Reply:
         path = request.path.partition("?")[0]
@@ -479,7 +480,7 @@ class Sglang(_Foreign):
 
     edits = NUMBERS | IDS | NULL | ROWS
     owner = "sglang"
-    hidden = {"/v1/score": 400, "/inference/v1/generate": 404}
+    hidden: ClassVar[Mapping[str, int]] = {"/v1/score": 400, "/inference/v1/generate": 404}
 
     async def _generate(self, proxy: FaultProxy, request: Request) -> Reply:
         asked = request.json
@@ -521,7 +522,7 @@ class Generate(_Foreign):
     """vLLM's `/inference/v1/generate`, imitated: row i of the array is about token start + i + 1."""
 
     edits = NUMBERS
-    hidden = {"/v1/score": 404, "/generate": 404}
+    hidden: ClassVar[Mapping[str, int]] = {"/v1/score": 404, "/generate": 404}
 
     async def _inference_v1_generate(self, proxy: FaultProxy, request: Request) -> Reply:
         asked = request.json

@@ -82,13 +82,29 @@ def test_the_temperature_is_honoured_or_said_not_to_be(spoken):
     torch.testing.assert_close(found, expected(model, GROUPS, at), atol=1e-5, rtol=1e-5)
 
 
+WORDS = {
+    "model",
+    "tiny-qwen3-untied",
+    "temperature",
+    "groups",
+    "prompt",
+    "completions",
+    "prompt_logprobs",
+    "max_tokens",
+    "echo",
+} | {
+    *("logprobs", "return_tokens_as_token_ids", "token_ids", "sampling_params", "prompt_logprob_token_ids"),
+    *("prompt_logprob_start", "input_ids", "logprob_start_len", "return_logprob", "return_text_in_logprobs", "max_new_tokens"),
+}
+
+
 def test_nothing_is_sent_as_text_and_no_more_is_generated_than_the_server_asks_for(spoken):
     dialect, proxy, _ = spoken
     proxy.requests.clear()
     asked_of(proxy, dialect, GROUPS)
     for request in proxy.requests:
-        strings = [word for word in json.dumps(request.json).split('"')[1::2] if not word.islower() and word != "tiny-qwen3-untied"]
-        assert not strings
+        words = set(json.dumps(request.json).split('"')[1::2])
+        assert words <= WORDS
         limits = {**request.json, **request.json.get("sampling_params", {})}
         assert {limits.get("max_tokens", limits.get("max_new_tokens", 0))} <= {0, 1}
 
@@ -164,17 +180,15 @@ def read_or_bad(dialect, content):
     groups = [Tokens((5, 6), ((7, 8),))]
     try:
         found = read_scores(dialect, response(content), groups)
-    except BadAnswer as fault:
-        assert len(str(fault)) < 500
+    except BadAnswer:
         return
     assert len(found) == 2
     assert all(-9000 < value <= 1e-4 for value in found)
 
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.sampled_from(["7", "8", 7, 8, -1.0])
-KEYS = st.sampled_from(
-    ["choices", "index", "prompt_logprobs", "logprobs", "tokens", "token_logprobs", "logprob", "7", "8", "meta_info"]
-    + ["input_token_logprobs", "prompt_token_id_logprobs"]
+KEYS = st.sampled_from(("choices", "index", "prompt_logprobs", "logprobs", "tokens", "token_logprobs", "logprob", "7", "8")) | (
+    st.sampled_from(("meta_info", "input_token_logprobs", "prompt_token_id_logprobs"))
 )
 JSON = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=4), max_leaves=20)
 
@@ -236,25 +250,24 @@ def packed(content):
 GOOD_ARRAY = npy(np.array([[-1.0], [-2.0]], dtype=np.float32))
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"PK\x03\x04 an archive that is none",
-        GOOD_ARRAY[:7],
-        GOOD_ARRAY[:20],
-        GOOD_ARRAY[:-1],
-        GOOD_ARRAY.replace(b"(2, 1)", b"(2, 3)"),
-        GOOD_ARRAY.replace(b"(2, 1), }" + b" " * 12, b"(99999999999999, 1), }"),
-        GOOD_ARRAY.replace(b"'<f4'", b"'|O' "),
-        npy(np.array([-1.0, -2.0], dtype=np.float32)),
-        npy(np.array([[-1.0, -2.0]], dtype=np.float32)),
-        npy(np.array([["a"], ["b"]])),
-        npy(np.array([[-1 + 2j], [-2 - 1j]])),
-        npy(np.array([[-np.inf], [-2.0]], dtype=np.float32)),
-    ],
-    ids=["empty", "archive", "magic", "header", "a byte short", "shape", "huge", "objects", "flat", "wide", "text", "complex", "inf"],
-)
+BAD_ARRAYS = {
+    "empty": b"",
+    "archive": b"PK\x03\x04 an archive that is none",
+    "cut in the magic": GOOD_ARRAY[:7],
+    "cut in the header": GOOD_ARRAY[:20],
+    "a byte short": GOOD_ARRAY[:-1],
+    "other shape": GOOD_ARRAY.replace(b"(2, 1)", b"(2, 3)"),
+    "huge": GOOD_ARRAY.replace(b"(2, 1), }" + b" " * 12, b"(99999999999999, 1), }"),
+    "objects": GOOD_ARRAY.replace(b"'<f4'", b"'|O' "),
+    "flat": npy(np.array([-1.0, -2.0], dtype=np.float32)),
+    "wide": npy(np.array([[-1.0, -2.0]], dtype=np.float32)),
+    "text": npy(np.array([["a"], ["b"]])),
+    "complex": npy(np.array([[-1 + 2j], [-2 - 1j]])),
+    "infinite": npy(np.array([[-np.inf], [-2.0]], dtype=np.float32)),
+}
+
+
+@pytest.mark.parametrize("content", BAD_ARRAYS.values(), ids=BAD_ARRAYS)
 def test_an_array_that_is_none_is_bad(content):
     with pytest.raises(BadAnswer):
         read_scores(VllmGenerate(), response(packed(content)), [Tokens((5, 6), ((7, 8),))])
@@ -263,14 +276,22 @@ def test_an_array_that_is_none_is_bad(content):
 GOOD_TENSORS = save({"token_ids": torch.tensor([7, 8]), "logprobs": torch.tensor([-1.0, -2.0])})
 
 
-@given(position=st.integers(0, len(GOOD_TENSORS) - 1), byte=st.integers(0, 255), end=st.none() | st.integers(0, len(GOOD_TENSORS)))
-def test_tensors_with_a_changed_byte_are_read_or_bad(position, byte, end):
-    read_or_bad(TopdScore(), (GOOD_TENSORS[:position] + bytes([byte]) + GOOD_TENSORS[position + 1 :])[:end])
+@st.composite
+def damaged(draw, content):
+    """One byte changed, perhaps cut."""
+    position = draw(st.integers(0, len(content) - 1))
+    changed = content[:position] + bytes([draw(st.integers(0, 255))]) + content[position + 1 :]
+    return changed[: draw(st.none() | st.integers(0, len(content)))]
 
 
-@given(position=st.integers(0, len(GOOD_ARRAY) - 1), byte=st.integers(0, 255), end=st.none() | st.integers(0, len(GOOD_ARRAY)))
-def test_an_array_with_a_changed_byte_is_read_or_bad(position, byte, end):
-    read_or_bad(VllmGenerate(), packed((GOOD_ARRAY[:position] + bytes([byte]) + GOOD_ARRAY[position + 1 :])[:end]))
+@given(content=damaged(GOOD_TENSORS))
+def test_damaged_tensors_are_read_or_bad(content):
+    read_or_bad(TopdScore(), content)
+
+
+@given(content=damaged(GOOD_ARRAY))
+def test_a_damaged_array_is_read_or_bad(content):
+    read_or_bad(VllmGenerate(), packed(content))
 
 
 @pytest.mark.parametrize(

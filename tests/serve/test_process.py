@@ -16,6 +16,7 @@ from topd.cli import main
 from topd.serve.server import bound_socket, url
 
 
+@pytest.mark.slow
 def test_serves_says_so_and_stops_on_sigterm_with_a_request_in_flight():
     options = ("--name", "teacher", "--threads", "1", "--token-env", "MY_TOKEN")
     with served_process("builtin:tiny-teacher", *options, env={"MY_TOKEN": "s3cret"}) as (base, process):
@@ -39,6 +40,7 @@ def test_serves_says_so_and_stops_on_sigterm_with_a_request_in_flight():
         assert process.stderr.read() == "topd: stopped\n"
 
 
+@pytest.mark.slow
 def test_stops_on_sigint_and_the_port_is_free_again_at_once():
     with served_process() as (base, process):
         port = int(base.rsplit(":", 1)[1].removesuffix("/v1"))
@@ -50,6 +52,7 @@ def test_stops_on_sigint_and_the_port_is_free_again_at_once():
             bound.listen()
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_at_once():
     with served_process() as (base, process):
         host, port = base.removeprefix("http://").removesuffix("/v1").split(":")

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.fakes import make_model, make_module, plain_logprobs, ragged_groups, save_folder
 from tests.serve.serving import serving, wait_until
-from tests.serve.test_queue import num_queued
+from tests.serve.test_clients import num_queued
 from topd.serve.weights import fingerprint
 
 JSON = {"Content-Type": "application/json"}

@@ -178,3 +178,21 @@ def change(parts: Parts, *, seed: int) -> None:
         for parameter in parts.policy.module.parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.add_(0.02 * parameter.std().nan_to_num(0.01) * noise)
+
+
+def test_the_names_that_the_nccl_transport_needs_exist() -> None:
+    """All that can be shown without a GPU."""
+    asked = """
+import inspect
+from vllm.distributed.weight_transfer import base, clients, nccl_engine
+print(list(inspect.signature(nccl_engine.NCCLTrainerInitInfo).parameters))
+print(list(inspect.signature(nccl_engine.NCCLTrainerWeightTransferEngine.trainer_init).parameters))
+print(list(inspect.signature(clients.HTTPVLLMWeightSyncClient).parameters)[:1])
+print(list(inspect.signature(base.ParamMeta).parameters), sorted(base.WeightSource.__abstractmethods__))
+"""
+    done = subprocess.run([os.environ["TOPD_VLLM_PYTHON"], "-c", asked], capture_output=True, text=True, check=True)
+    init, trainer, client, source = done.stdout.splitlines()[-4:]
+    assert all(f"'{name}'" in init for name in ("master_address", "master_port", "world_size", "rank"))
+    assert trainer == "['init_info', 'client', 'source']"
+    assert client == "['base_url']"
+    assert source == "['name', 'dtype', 'shape'] ['__iter__', 'metadata']"

@@ -7,6 +7,7 @@ A replica that fails repeatedly, or answers as another model, gets nothing more 
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
@@ -55,10 +56,13 @@ class Pool:
         self._changed = asyncio.Condition()
         self._health: dict[str, asyncio.Task[None]] = {}
 
-    async def send(self, request: Request, read: Callable[[httpx2.Response], T]) -> T:
+    async def send(
+        self, request: Request, read: Callable[[httpx2.Response], T], *, check: Callable[[Replica], Awaitable[None]] | None = None
+    ) -> T:
         """The answer as `read` makes it out of a response; `read` raises BadAnswer for one that cannot be used.
 
-        Raises the last Fault once the request has failed too often, or nothing has succeeded for too long.
+        `check` may then ask more of the replica that answered, and raise a Fault. Raises the last Fault once the request has
+        failed too often, or nothing has succeeded for too long.
         """
         began = time.monotonic()
         attempts = AsyncRetrying(
@@ -68,19 +72,29 @@ class Pool:
             before_sleep=self._note_retry,
             reraise=True,
         )
-        return await attempts(self._attempt, request, read, began)
+        return await attempts(self._attempt, request, read, check, began, Counter())
 
-    async def _attempt(self, request: Request, read: Callable[[httpx2.Response], T], began: float) -> T:
-        """One try that counts. Being asked to wait does not count."""
+    async def _attempt(
+        self,
+        request: Request,
+        read: Callable[[httpx2.Response], T],
+        check: Callable[[Replica], Awaitable[None]] | None,
+        began: float,
+        failures: Counter[str],
+    ) -> T:
+        """One try that counts. Being asked to wait does not count. `failures` of this request, by URL."""
         while True:
-            replica = await self._choose(began)
+            replica = await self._choose(began, failures)
             try:
                 self.num_requests += 1
                 answer = read(await replica.send(request))
+                if check is not None:
+                    await check(replica)
             except Busy as busy:
                 replica.not_before = time.monotonic() + busy.seconds
                 self._check_patience(began, busy)
             except (Unavailable, BadAnswer) as fault:
+                failures[replica.url] += 1
                 self._failed(replica, fault)
                 raise
             else:
@@ -90,14 +104,17 @@ class Pool:
             finally:
                 await self._release(replica)
 
-    async def _choose(self, began: float) -> Replica:
-        """Take a place at the replica with the least to do, as soon as one is free. Raises Unavailable if none is for long."""
+    async def _choose(self, began: float, failures: Counter[str]) -> Replica:
+        """Take a place, as soon as one is free: where this request failed least, and of those where there is least to do.
+
+        Raises Refused if no replica can be expected to answer.
+        """
         async with self._changed:
             while True:
                 now = time.monotonic()
                 free = [r for r in self.replicas if r.trusted and r.outstanding < self.max_concurrent and r.not_before <= now]
                 if free:
-                    replica = min(free, key=lambda r: r.outstanding)
+                    replica = min(free, key=lambda r: (failures[r.url], r.outstanding))
                     replica.outstanding += 1
                     return replica
                 self._check_any(began)

@@ -1,7 +1,8 @@
 """A model behind one or more URLs: proven to be one and the same model, asked through a pool.
 
-Every scoring request carries the canary with it, a few fixed tokens. Its numbers are compared with those of the first meeting,
-so that every answer proves who gave it: a replica that restarts with another model is found out by its first answer.
+Every scoring request carries the canary with it, a few fixed tokens; where it holds one row only, the canary follows it to the
+same replica. Its numbers are compared with those of the first meeting, so that every answer proves who gave it: a replica that
+restarts with another model is found out by its first answer.
 """
 
 import asyncio
@@ -176,6 +177,9 @@ class ServedModel:
     async def verify(self, replica: Replica) -> None:
         """Whether a replica is alive and still the model first met. Raises a Fault if not."""
         await self._read_card(replica)
+        await self._recognise(replica)
+
+    async def _recognise(self, replica: Replica) -> None:
         self.check_canary(replica.url, await self.ask_canary(replica))
 
     async def score(self, group: TokenGroup) -> list[Tensor]:
@@ -183,11 +187,14 @@ class ServedModel:
         if not self.dialect.one_row:
             return await self._score([group, self.canary])
         rows = [Tokens(group.prompt_ids, (completion,)) for completion in group.completions]
-        *found, _ = await asyncio.gather(*(self._score([row]) for row in rows), self._score([self.canary]))
+        found = await asyncio.gather(*(self._score([row]) for row in rows))
         return [part for parts in found for part in parts]
 
     async def _score(self, groups: Sequence[TokenGroup]) -> list[Tensor]:
-        """One request. What is found for the canary, which may only be the last group, is checked and left out."""
+        """One request. What is found for the canary, which may only be the last group, is checked and left out.
+
+        Where a request has no room for the canary, the replica that answered is asked for it right after.
+        """
         lengths = [len(completion) for group in groups for completion in group.completions]
 
         def read(response: httpx2.Response) -> list[Tensor]:
@@ -197,7 +204,7 @@ class ServedModel:
                 self.check_canary(str(response.url.copy_with(path="/")), parts.pop())
             return parts
 
-        return await self.pool.send(self._encode(groups), read)
+        return await self.pool.send(self._encode(groups), read, check=self._recognise if self.dialect.one_row else None)
 
     def _encode(self, groups: Sequence[TokenGroup]) -> Request:
         return self.dialect.encode(groups, model=self.card.id, temperature=self._at(self.dialect))

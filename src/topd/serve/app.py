@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from topd import __version__
 from topd.serve.answers import Spelling, completion_answer, score_answer, to_json
 from topd.serve.guard import Guard, error_response, json_response
 from topd.serve.metrics import ServerMetrics
@@ -102,7 +102,7 @@ class _Api:
             "parent": None,
             "max_model_len": self.model.context_length,
             "topd": {
-                "version": __version__,
+                "version": version("topd"),
                 "fingerprint": self.worker.fingerprint,
                 "vocab_size": self.model.vocab_size,
                 "eos_token_ids": list(self.model.eos_token_ids),

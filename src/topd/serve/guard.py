@@ -29,7 +29,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, *, token: str | None, metrics: ServerMetrics, paths: frozenset[str]) -> None:
         self.app = app
-        self.expected = None if token is None else f"Bearer {token}".encode()
+        self.expected = None if token is None else token.encode()
         self.metrics = metrics
         self.paths = paths
 
@@ -59,5 +59,6 @@ class Guard:
     def _may_pass(self, scope: Scope) -> bool:
         if self.expected is None or scope["path"] == "/health":
             return True
-        given = [value for key, value in scope["headers"] if key == b"authorization"]
-        return len(given) == 1 and hmac.compare_digest(given[0], self.expected)
+        given = next((value for key, value in scope["headers"] if key == b"authorization"), b"")
+        scheme, _, token = given.partition(b" ")
+        return scheme.lower() == b"bearer" and hmac.compare_digest(token, self.expected)

@@ -24,6 +24,8 @@ class Task:
     def __init__(self, work: Work, request: object) -> None:
         self.work = work
         self.request = request
+        self.num_tokens = work.num_tokens
+        self.num_ids = work.num_ids
         self.future: Future[Any] = Future()
         self.abandoned = False
         """The client has left: nobody will read the result."""
@@ -50,14 +52,14 @@ class TaskQueue:
         """Queue all work of one request, or none. Raises ApiError: 413, 429 with a time to wait, 503."""
         request = object()
         tasks = [Task(work, request) for work in works]
-        num_tokens, num_ids = sum(work.num_tokens for work in works), sum(work.num_ids for work in works)
+        num_tokens, num_ids = sum(task.num_tokens for task in tasks), sum(task.num_ids for task in tasks)
         if num_tokens > MAX_TOKENS:
             raise ApiError(413, f"the request asks for {num_tokens} tokens, more than {MAX_TOKENS}; split it")
         with self._changed:
             if self.closed:
                 raise ApiError(503, "the server is shutting down")
-            waiting = [task.work for queue in self._waiting.values() for task in queue]
-            is_full = len(self._requests) >= self._max_requests or sum(w.num_ids for w in waiting) + num_ids > MAX_TOKENS
+            waiting = [task for queue in self._waiting.values() for task in queue]
+            is_full = len(self._requests) >= self._max_requests or sum(task.num_ids for task in waiting) + num_ids > MAX_TOKENS
             if is_full and num_tokens:
                 raise ApiError(429, "the queue is full; send the request again later", retry_after=self._retry_after(waiting))
             for task in tasks:
@@ -135,13 +137,13 @@ class TaskQueue:
 
     def took(self, batch: Sequence[Task], seconds: float) -> None:
         """How long a batch ran, for the time a client is told to wait."""
-        work, num_tokens = type(batch[0].work), sum(task.work.num_tokens for task in batch)
+        work, num_tokens = type(batch[0].work), sum(task.num_tokens for task in batch)
         if num_tokens:
             self._seconds_per_token[work] = 0.7 * self._seconds_per_token[work] + 0.3 * seconds / num_tokens
 
-    def _retry_after(self, waiting: Sequence[Work]) -> int:
+    def _retry_after(self, waiting: Sequence[Task]) -> int:
         """Seconds until what waits will be done, at the rates measured."""
-        expected = sum(work.num_tokens * self._seconds_per_token[type(work)] for work in waiting)
+        expected = sum(task.num_tokens * self._seconds_per_token[type(task.work)] for task in waiting)
         return max(1, min(LONGEST_RETRY, round(expected)))
 
     def _take(self, work: type[Work]) -> list[Task]:

@@ -5,13 +5,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from topd.errors import first_line
 from topd.models.language_model import LanguageModel
-from topd.models.logprobs import RankedLogprobs, ranked_logprobs, score_groups
+from topd.models.logprobs import RankedLogprobs, Tokens, ranked_logprobs, score_groups
 from topd.rollout.embedded import EmbeddedEngine
 from topd.serve.metrics import ServerMetrics
 from topd.serve.protocol import ApiError
@@ -21,6 +21,11 @@ from topd.serve.work import SAMPLING_ROWS, Reload, Sampling, Scoring
 from topd.types import RolloutGroup
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+SMALL = 64
+"""Prompts and completions shorter than this count as of one size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,9 +109,10 @@ class Worker:
         )
         ranked = None
         if works[0].top_k is None:
-            logprobs = score_groups(self.model, groups, **settings)
+            logprobs = by_size(groups, lambda part: score_groups(self.model, part, **settings))
         else:
-            ranked = ranked_logprobs(self.model, groups, top_k=max(work.top_k or 0 for work in works), **settings)
+            top_k = max(work.top_k or 0 for work in works)
+            ranked = by_size(groups, lambda part: ranked_logprobs(self.model, part, top_k=top_k, **settings))
             logprobs = [tuple(part.logprobs for part in parts) for parts in ranked]
         found, start = [], 0
         for work in works:
@@ -163,3 +169,16 @@ class Worker:
             reload_weights(self.model, folder)
             self.fingerprint = fingerprint(self.model)
         return [None for _ in folders]
+
+
+def by_size(groups: Sequence[Tokens], score: Callable[[list[Tokens]], list[T]]) -> list[T]:
+    """What `score` gives for every group, asked for groups of like size together.
+
+    A pass pads every row to the longest. Beside one long completion (a prefix that is scored) short ones would cost its length.
+    """
+    places: dict[tuple[int, int], list[int]] = {}
+    for i, group in enumerate(groups):
+        size = len(group.prompt_ids), max(map(len, group.completions))
+        places.setdefault((size[0] // SMALL and size[0].bit_length(), size[1] // SMALL and size[1].bit_length()), []).append(i)
+    found = {i: part for own in places.values() for i, part in zip(own, score([groups[i] for i in own]), strict=True)}
+    return [found[i] for i in range(len(groups))]

@@ -1,0 +1,41 @@
+"""Whole runs against servers, small and quiet."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.tiny import tiny_config
+
+
+def served_config(directory: Path, *urls: str, **changes: Any) -> dict[str, Any]:
+    """`tiny_config` with a served teacher that is asked impatiently, and next to no evaluation.
+
+    One request at a time: then batches in the server, and with them the last bits of its numbers, do not depend on time.
+    """
+    settings: dict[str, Any] = {
+        "teacher__base_url": list(urls),
+        "teacher__max_concurrent_requests": 1,
+        "teacher__timeout_s": 1.0,
+        "teacher__patience_s": 3.0,
+        "eval__max_problems": 1,
+        "eval__samples_per_problem": 1,
+        "eval__teacher": False,
+    }
+    return tiny_config(directory, **{**settings, **changes})
+
+
+def train(tree: dict[str, Any], at_step: Callable[[int], None] = lambda step: None) -> dict[str, Any]:
+    """`topd.train`, with a function that is told of every step before it begins."""
+    from topd import config_file
+    from topd.loop import run
+    from topd.run.progress import Display
+
+    class Telling(Display):
+        num_steps = 0
+
+        def start_step(self) -> None:
+            self.num_steps += 1
+            at_step(self.num_steps)
+            super().start_step()
+
+    return run(config_file.load(tree), Telling())
