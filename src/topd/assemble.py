@@ -157,9 +157,8 @@ def make_transport(config: Config, opened: ExitStack) -> Transport:
         from topd.rollout.nccl import NcclTransport
 
         return opened.enter_context(closing(NcclTransport()))
-    folder = config.rollout.weights_directory
-    path = Path(folder) if folder else Path(config.run.directory) / "handover"
-    return opened.enter_context(closing(FilesTransport(path.expanduser())))
+    parent = Path(config.rollout.weights_directory or config.run.directory).expanduser()
+    return opened.enter_context(closing(FilesTransport(parent / "handover")))
 
 
 def make_teacher(

@@ -176,7 +176,8 @@ class RolloutConfig(EndpointConfig):
         "files", description="How servers get new weights: a safetensors folder that they can read, or vLLM's NCCL transfer."
     )
     weights_directory: str | None = Field(
-        None, description="Folder for new weights, under the same path on the servers. Unset: handover/ in the run folder."
+        None,
+        description="Folder with the same path here and on the servers, for handover/ with new weights. Unset: the run folder.",
     )
     model: str | None = Field(None, description="Name under which the servers serve the student. Unset: the only one they list.")
     api_key_env: EnvironmentName = Field("TOPD_ROLLOUT_API_KEY", description="Environment variable that holds the servers' key.")

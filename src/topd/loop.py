@@ -137,6 +137,7 @@ class Run:
         if not self.config.rollout.max_lag or step > self.config.run.steps:
             return
         self.load_weights()
+        self.parts.engine.keep_weights()
         if not self.directory.rollouts(step).is_file():
             prompts = self.parts.prompts.take(step)
             self.ahead.start(step, lambda: self._generate(step, prompts))

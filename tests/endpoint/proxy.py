@@ -93,9 +93,14 @@ def always(fault: Fault) -> Schedule:
     return lambda number: fault
 
 
-def every_second(*faults: Fault) -> Schedule:
-    """Each fault once, with a healthy reply after it."""
-    return lambda number: faults[number // 2] if number % 2 == 0 and number // 2 < len(faults) else None
+def two_of_three(*faults: Fault) -> Schedule:
+    """Each fault once, with a healthy reply after every second one: no circuit opens."""
+
+    def schedule(number: int) -> Fault | None:
+        place = 2 * (number // 3) + number % 3
+        return faults[place] if number % 3 < 2 and place < len(faults) else None
+
+    return schedule
 
 
 class FaultProxy:
@@ -113,7 +118,7 @@ class FaultProxy:
         self.open = 0
         self.most_open = 0
         """Scoring requests in flight at the same time."""
-        self._writers: set[asyncio.StreamWriter] = set()
+        self.connections: set[asyncio.StreamWriter] = set()
 
     def give(self, schedule: Schedule | None, kind: str = "score") -> None:
         """From now on; the count begins anew. None: all is well."""
@@ -142,7 +147,7 @@ class FaultProxy:
         return reply, load(reply.body)["logprobs"].tolist() if reply.status == 200 else []
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
+        self.connections.add(writer)
         try:
             while request := await _read_request(reader):
                 reply = await self._reply(request, reader, writer)
@@ -154,7 +159,7 @@ class FaultProxy:
         except (ConnectionError, asyncio.IncompleteReadError):
             reset(writer)
         finally:
-            self._writers.discard(writer)
+            self.connections.discard(writer)
             writer.close()
 
     async def _reply(self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Reply | None:
@@ -186,7 +191,7 @@ class FaultProxy:
             ready.set()
             await self._stop.wait()
             server.close()
-            for writer in list(self._writers):
+            for writer in list(self.connections):
                 reset(writer)
             others = asyncio.all_tasks() - {asyncio.current_task()}
             for task in others:

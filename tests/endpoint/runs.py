@@ -1,8 +1,11 @@
 """Whole runs against servers, small and quiet."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pyarrow.parquet as pq
 
 from tests.e2e.tiny import tiny_config
 
@@ -17,6 +20,7 @@ def served_config(directory: Path, *urls: str, **changes: Any) -> dict[str, Any]
         "teacher__max_concurrent_requests": 1,
         "teacher__timeout_s": 1.0,
         "teacher__patience_s": 3.0,
+        "rollout__max_completion_tokens": 12,
         "eval__max_problems": 1,
         "eval__samples_per_problem": 1,
         "eval__teacher": False,
@@ -39,3 +43,16 @@ def train(tree: dict[str, Any], at_step: Callable[[int], None] = lambda step: No
             super().start_step()
 
     return run(config_file.load(tree), Telling())
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def stored(folder: Path, step: int, column: str) -> list[Any]:
+    """A column of a step's rollouts, one entry per completion."""
+    return pq.read_table(folder / "rollouts" / f"step_{step:06d}.parquet")[column].to_pylist()
+
+
+def everything_in(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())

@@ -57,9 +57,14 @@ def read_scores(dialect: Dialect, response: httpx2.Response, groups: Sequence[To
     if len(found) != wanted:
         raise BadAnswer(f"{response.url.host}: {len(found)} log-probs for {wanted} tokens")
     for value in found:
-        if type(value) not in (float, int) or not LOWEST < value <= SLACK:  # NaN is neither
+        if not is_logprob(value):
             raise BadAnswer(f"{response.url.host}: {reprlib.repr(value)} is no log-prob of a sampled token")
     return [float(value) for value in found]
+
+
+def is_logprob(value: Any) -> bool:
+    """Whether a value can be the log-prob of a token that was sampled. NaN is on no side of any bound."""
+    return type(value) in (float, int) and LOWEST < value <= SLACK
 
 
 class TopdScore:

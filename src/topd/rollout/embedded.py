@@ -54,6 +54,9 @@ class EmbeddedEngine:
     def context_length(self) -> int | None:
         return self.model.context_length
 
+    def keep_weights(self) -> None:
+        """Nothing: it never samples ahead."""
+
     def behaviour(self, policy_version: int) -> LanguageModel | None:
         trained = self.policy or self.model
         return None if self.model.sampled_is_trained and trained.sampled_is_trained else trained

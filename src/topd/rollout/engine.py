@@ -53,6 +53,10 @@ class Engine(Protocol):
         """Take over the trainer's weights, which are now of that version. Raises RunStopped if that cannot be proven."""
         ...
 
+    def keep_weights(self) -> None:
+        """Copy the policy as it is now: it changes before what is sampled next is scored."""
+        ...
+
     def behaviour(self, policy_version: int) -> LanguageModel | None:
         """The model whose recomputed log-probs are those of rollouts of that version; None if the sampled ones already are."""
         ...

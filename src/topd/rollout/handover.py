@@ -22,6 +22,9 @@ from topd.run.files import remove
 TOLERANCE = {"float32": 2e-3, "bfloat16": 0.1}
 """Nats, mean difference over the probe, by `student.dtype`, the precision that the servers compute in."""
 
+STALE, ROUNDING = 0.25, 1e-5
+"""Numbers that are this share nearer to an earlier version's are that version's, unless all that differs is rounding (nats)."""
+
 
 @runtime_checkable
 class Transport(Protocol):
@@ -41,6 +44,7 @@ class FilesTransport:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._parent_is_ours = not folder.parent.exists()
 
     def publish(self, policy: LanguageModel) -> None:
         export_untied(policy, self.folder)
@@ -50,50 +54,51 @@ class FilesTransport:
         await replica.send(Request(path="/collective_rpc", json={"method": "reload_weights", "kwargs": kwargs}))
 
     def close(self) -> None:
-        """Remove the folder, and the one it was made in if nothing else is there."""
+        """Remove the folder, and the one it was made in if that was not there before and nothing else is in it."""
         remove(self.folder)
-        with contextlib.suppress(OSError):
-            self.folder.parent.rmdir()
+        if self._parent_is_ours:
+            with contextlib.suppress(OSError):
+                self.folder.parent.rmdir()
 
 
 class Proof:
-    """What the trainer says about fixed tokens, now and before the last update."""
+    """What the trainer says about fixed tokens, under the weights of this version and of all before."""
 
     def __init__(self, groups: Sequence[Tokens], *, dtype: str) -> None:
         self.groups = list(groups)
         self.tolerance = TOLERANCE[dtype]
         self.expected = torch.empty(0)
         self.before: Tensor | None = None
+        self.earlier: dict[int, Tensor] = {}
+        """By version; a few numbers each."""
 
-    def renew(self, policy: LanguageModel) -> None:
+    def renew(self, policy: LanguageModel, policy_version: int) -> None:
         """Score the probe with the policy as it is now."""
         self.before = self.expected if len(self.expected) else None
         with torch.no_grad():
             found = score_groups(policy, self.groups, max_tokens=4096)
         self.expected = torch.cat([part for parts in found for part in parts])
+        self.earlier[policy_version] = self.expected
 
     def check(self, url: str, served: Tensor, policy_version: int) -> None:
         """Raise RunStopped, with what to look at, unless the server's numbers are the trainer's."""
         off = _distance(served, self.expected)
-        if off <= self.tolerance:
+        distances = {version: _distance(served, numbers) for version, numbers in self.earlier.items()}
+        nearest = min(distances, key=lambda version: distances[version], default=policy_version)
+        stale = off > ROUNDING and distances.get(nearest, off) < STALE * off
+        if off <= self.tolerance and not stale:
             return
+        found = (
+            f"They are those of version {nearest}: the reload did nothing, or the server was restarted since. Look whether the "
+            "server can read the weights folder under the same path, and at its log."
+            if stale
+            else "They belong to no version of this run. Look, in this order: is the output head reloaded (some servers miss a "
+            "tied head; topd writes it untied); is the served model the student's architecture; does it run in the precision of "
+            "student.dtype, unquantised; is a prefix cache, an adapter or a logits processor in between; was it restarted."
+        )
         raise RunStopped(
             f"{url} does not serve the weights of version {policy_version}: its log-probs of fixed tokens are off by {off:.3g} "
-            f"nats on average (at most {self.tolerance:g} allowed). {self._explain(served, off)} Nothing was sampled from it."
-        )
-
-    def _explain(self, served: Tensor, off: float) -> str:
-        stale = self.before is not None and _distance(served, self.before) <= min(self.tolerance, off / 2)
-        if stale:
-            return (
-                "They are those of the version before: the reload did nothing. Look whether the server can read the weights "
-                "folder under the same path, and at its log."
-            )
-        return (
-            "They belong to neither this version nor the one before. Look, in this order: is the output head reloaded (some "
-            "servers miss a tied head; topd writes it untied); is the served model the student's architecture; does it run in "
-            "the precision of student.dtype, unquantised; is a prefix cache, an adapter or a logits processor in between; was "
-            "it restarted."
+            f"nats on average (at most {self.tolerance:g} allowed). {found} Nothing that it sampled is used."
         )
 
 

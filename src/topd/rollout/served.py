@@ -1,6 +1,6 @@
 """Sampling through `/v1/completions`: prompts go out as token ids, completions come back as token ids with log-probs."""
 
-import math
+import reprlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, as_completed
 from typing import Any
@@ -9,7 +9,8 @@ import httpx2
 import torch
 
 from topd.endpoint.background import Background
-from topd.endpoint.faults import BadAnswer, Fault
+from topd.endpoint.dialects import is_logprob
+from topd.endpoint.faults import BadAnswer, Fault, Forbidden
 from topd.endpoint.replica import Request
 from topd.endpoint.served import ServedModel
 from topd.errors import RunStopped
@@ -49,6 +50,9 @@ class ServedEngine:
     def load_weights(self, policy_version: int) -> None:
         """Nothing: a teacher never changes."""
 
+    def keep_weights(self) -> None:
+        """Nothing: a teacher never changes."""
+
     def behaviour(self, policy_version: int) -> LanguageModel | None:
         return None
 
@@ -63,6 +67,8 @@ class ServedEngine:
         futures = [self.background.submit(self._sample(prompt, params)) for prompt in prompts]
         try:
             return self._collect(futures, on_tokens, on_groups)
+        except Forbidden as fault:
+            raise RunStopped(self.served.forbidden(fault)) from fault
         except Fault as fault:
             raise RunStopped(
                 f"{self.served.role}: a prompt could not be sampled: {fault}. Look at the servers, then run the same command "
@@ -110,8 +116,11 @@ class ServedEngine:
             if [choice["index"] for choice in choices] != list(range(params.n)):
                 raise BadAnswer(f"{response.url.host}: {len(choices)} completions for n = {params.n}")
             return tuple(self._rollout(choice, prompt, params) for choice in choices)
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
-            raise BadAnswer(f"{response.url.host}: an answer that cannot be read ({type(error).__name__}: {error})") from None
+        except BadAnswer:
+            raise
+        except Exception as error:  # foreign bytes can fail anywhere in json, in any way
+            said = reprlib.repr(str(error))
+            raise BadAnswer(f"{response.url.host}: an answer that cannot be read ({type(error).__name__}: {said})") from None
 
     def _rollout(self, choice: dict[str, Any], prompt: Prompt, params: SamplingParams) -> Rollout:
         token_ids, logprobs = tuple(choice["token_ids"]), choice["logprobs"]["token_logprobs"]
@@ -122,8 +131,8 @@ class ServedEngine:
             raise BadAnswer(f"{len(logprobs)} log-probs for {len(token_ids)} tokens, at most {params.max_tokens} wanted")
         if not all(type(token) is int and 0 <= token < self.student.vocab_size for token in token_ids):
             raise BadAnswer("a sampled token is outside the student's vocabulary")
-        if not all(type(value) in (float, int) and math.isfinite(value) for value in logprobs):
-            raise BadAnswer("a sampled token has no finite log-prob")
+        if not all(map(is_logprob, logprobs)):
+            raise BadAnswer("a sampled token has a log-prob that is none")
         stopped = token_ids[-1] in self.eos_token_ids
         if not stopped and len(token_ids) < params.max_tokens:
             raise BadAnswer(f"a completion ends with token {token_ids[-1]}, which is no end token of the student")

@@ -10,7 +10,7 @@ import torch
 
 from topd.config import Config
 from topd.endpoint.background import Background
-from topd.endpoint.faults import BadAnswer, Fault, Forbidden
+from topd.endpoint.faults import BadAnswer, Fault, Forbidden, Unavailable
 from topd.endpoint.replica import Replica
 from topd.endpoint.served import ServedModel, make_canary
 from topd.errors import RunStopped
@@ -49,7 +49,7 @@ class VllmEngine(ServedEngine):
         self.transport = transport
         self.proof = Proof([canary], dtype=config.student.dtype)
         self.snapshot = copy_of(policy, policy.module.dtype) if rollout.max_lag else None
-        self.snapshot_version = 0
+        self.snapshot_version = -1
         background.at_close(served.close)
         background.run(served.connect(wait_s=rollout.wait_s))
 
@@ -58,10 +58,9 @@ class VllmEngine(ServedEngine):
 
         Raises RunStopped if a server serves other numbers; a server that cannot be reached is left alone until it can.
         """
-        self.proof.renew(self.policy)
+        self.proof.renew(self.policy, policy_version)
         self.transport.publish(self.policy)
         self.policy_version = policy_version
-        self._keep_snapshot()
         try:
             self.background.run(self._hand_over_all())
         except Forbidden as fault:
@@ -94,10 +93,10 @@ class VllmEngine(ServedEngine):
         """The trainer's own numbers: those of the policy, or of its copy if the rollouts are one step older."""
         if self.snapshot is not None and policy_version == self.snapshot_version:
             return self.snapshot
+        assert policy_version == self.policy_version, "the weights that sampled are gone"
         return self.policy
 
-    def _keep_snapshot(self) -> None:
-        """With rollout.max_lag = 1 the policy changes while rollouts are sampled from what it is now."""
+    def keep_weights(self) -> None:
         if self.snapshot is None:
             return
         with torch.no_grad():
@@ -107,6 +106,8 @@ class VllmEngine(ServedEngine):
 
     async def _hand_over_all(self) -> None:
         trusted = [replica for replica in self.served.pool.replicas if replica.trusted]
+        if not trusted:
+            raise Unavailable("; ".join(replica.reason for replica in self.served.pool.replicas))
         found = await asyncio.gather(*(self._hand_over(replica) for replica in trusted), return_exceptions=True)
         for outcome in found:
             if isinstance(outcome, BaseException) and not isinstance(outcome, Fault):

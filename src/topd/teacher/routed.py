@@ -113,6 +113,9 @@ class RoutedEngine:
     def load_weights(self, policy_version: int) -> None:
         """Nothing: teachers never change."""
 
+    def keep_weights(self) -> None:
+        """Nothing: teachers never change."""
+
     def behaviour(self, policy_version: int) -> LanguageModel | None:
         return None
 
