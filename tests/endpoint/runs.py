@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+import pytest
+from tenacity import wait_random_exponential
 
 from tests.e2e.tiny import tiny_config
 
@@ -26,6 +28,25 @@ def served_config(directory: Path, *urls: str, **changes: Any) -> dict[str, Any]
         "eval__teacher": False,
     }
     return tiny_config(directory, **{**settings, **changes})
+
+
+def sampling_config(directory: Path, *urls: str, **changes: Any) -> dict[str, Any]:
+    """`tiny_config` with rollouts from servers, one request at a time, and next to no evaluation."""
+    rollout = {"prompts_per_step": 4, "group_size": 2, "max_completion_tokens": 12, "engine": "vllm", "base_url": list(urls)}
+    settings: dict[str, Any] = {
+        "rollout": rollout | {"max_concurrent_requests": 1, "timeout_s": 2.0, "patience_s": 3.0},
+        "eval__max_problems": 1,
+        "eval__samples_per_problem": 1,
+        "eval__teacher": False,
+    }
+    return tiny_config(directory, **{**settings, **changes})
+
+
+def shorten_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the tries of a request."""
+    from topd.endpoint import pool
+
+    monkeypatch.setattr(pool, "wait_random_exponential", lambda **settings: wait_random_exponential(multiplier=0.01, max=0.1))
 
 
 def train(tree: dict[str, Any], at_step: Callable[[int], None] = lambda step: None) -> dict[str, Any]:

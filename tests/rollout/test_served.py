@@ -7,6 +7,7 @@ import torch
 
 from tests.endpoint import proxy as faults
 from tests.endpoint.proxy import proxying
+from tests.endpoint.runs import shorten_pauses
 from tests.fakes import EOS, VOCAB, make_model, make_prompt
 from tests.serve.serving import serving, wait_until
 from topd.endpoint.background import Background
@@ -33,6 +34,11 @@ def model():
 def base(model):
     with serving(model, name="m") as base:
         yield base
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch):
+    shorten_pauses(monkeypatch)
 
 
 @pytest.fixture

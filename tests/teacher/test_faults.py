@@ -4,15 +4,13 @@ import logging
 
 import pytest
 import tomli_w
-from tenacity import wait_random_exponential
 
 from tests.endpoint import proxy as faults
 from tests.endpoint.proxy import proxying
-from tests.endpoint.runs import everything_in, metrics, served_config, stored, train
+from tests.endpoint.runs import everything_in, metrics, served_config, shorten_pauses, stored, train
 from tests.run.test_resume import results
 from tests.serve.serving import serving
 from topd.cli import main
-from topd.endpoint import pool
 from topd.errors import ConfigError, RunStopped
 
 IMPATIENT = {"teacher__timeout_s": 0.6, "teacher__patience_s": 0.6, "teacher__max_attempts": 3}
@@ -50,8 +48,7 @@ def healthy(healthy_folder):
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    """Between the tries of a request."""
-    monkeypatch.setattr(pool, "wait_random_exponential", lambda **settings: wait_random_exponential(multiplier=0.01, max=0.1))
+    shorten_pauses(monkeypatch)
 
 
 def at(step, act):
