@@ -10,6 +10,7 @@ import pytest
 from tenacity import wait_random_exponential
 
 from tests.e2e.tiny import tiny_config
+from topd.run.metrics import VOLATILE
 
 
 def served_config(directory: Path, *urls: str, **changes: Any) -> dict[str, Any]:
@@ -73,6 +74,18 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 def stored(folder: Path, step: int, column: str) -> list[Any]:
     """A column of a step's rollouts, one entry per completion."""
     return pq.read_table(folder / "rollouts" / f"step_{step:06d}.parquet")[column].to_pylist()
+
+
+def assert_same_run(one: Path, other: Path, tolerance: float = 1e-4) -> None:
+    """Same completions, and the same rewards and metrics to within that."""
+    for a, b in zip(metrics(one), metrics(other), strict=True):
+        rows = ({key: value for key, value in row.items() if key not in VOLATILE} for row in (a, b))
+        assert next(rows) == pytest.approx(next(rows), abs=tolerance, rel=tolerance)
+    for step in range(1, len(metrics(one)) + 1):
+        assert stored(one, step, "completion_ids") == stored(other, step, "completion_ids")
+        for column in ("teacher_logprobs", "behaviour_logprobs", "token_rewards"):
+            pairs = zip(stored(one, step, column), stored(other, step, column), strict=True)
+            assert all(a == pytest.approx(b, abs=tolerance) for a, b in pairs), column
 
 
 def everything_in(folder: Path) -> bytes:

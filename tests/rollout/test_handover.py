@@ -13,7 +13,6 @@ from tests.fakes import make_model
 from tests.serve.serving import serving
 from topd.endpoint.faults import Fault, Refused
 from topd.endpoint.replica import Replica
-from topd.endpoint.served import make_canary
 from topd.errors import RunStopped
 from topd.models.logprobs import Tokens, score_groups
 from topd.rollout.handover import ROUNDING, TOLERANCE, FilesTransport, Proof, hand_over

@@ -7,7 +7,7 @@ import tomli_w
 
 from tests.endpoint import proxy as faults
 from tests.endpoint.proxy import proxying
-from tests.endpoint.runs import everything_in, metrics, served_config, shorten_pauses, stored, train
+from tests.endpoint.runs import assert_same_run, everything_in, metrics, served_config, shorten_pauses, stored, train
 from tests.run.test_resume import results
 from tests.serve.serving import serving
 from topd.cli import main
@@ -97,14 +97,15 @@ def test_servers_that_take_long_or_ask_to_wait_change_nothing(tmp_path, teacher,
 
 
 @pytest.mark.parametrize("dialect", faults.DIALECTS)
-def test_answers_to_something_else_change_nothing(tmp_path, teacher, dialect):
-    """Wrong numbers, lengths, ids, order, rows: all that the dialect can express, each once."""
+def test_answers_to_something_else_change_nothing(tmp_path, teacher, healthy_folder, dialect):
+    """Wrong numbers, lengths, ids, order, rows: all that the dialect can express, each once. All dialects agree to 1e-4."""
     with proxying(teacher, dialect) as proxy:
         train(served_config(tmp_path / "healthy", proxy.url))
         schedule = faults.two_of_three(*BAD_KINDS[dialect])
         train(served_config(tmp_path / "faulty", proxy.url), at(1, lambda: proxy.give(schedule)))
         assert proxy.given == [kind.__name__ for kind in BAD_KINDS[dialect]]
     assert results(tmp_path / "faulty") == results(tmp_path / "healthy")
+    assert_same_run(tmp_path / "healthy", healthy_folder)
 
 
 def test_a_server_that_is_away_for_a_while_changes_nothing(tmp_path, teacher, healthy, caplog):

@@ -85,7 +85,7 @@ class Proof:
         off = _distance(served, self.expected)
         distances = {version: _distance(served, numbers) for version, numbers in self.earlier.items()}
         nearest = min(distances, key=lambda version: distances[version], default=policy_version)
-        stale = off > ROUNDING and distances.get(nearest, off) < STALE * off
+        stale = off > ROUNDING and distances.get(nearest, off) < min(self.tolerance, STALE * off)
         if off <= self.tolerance and not stale:
             return
         found = (
