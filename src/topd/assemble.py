@@ -1,6 +1,7 @@
 """`Config` -> the parts of a run, proven to fit: models, engine, teacher, task, trainer."""
 
 import dataclasses
+import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from topd.errors import ConfigError
 from topd.eval.benchmark import Benchmark, load_benchmarks
 from topd.models.device import pick_device, set_threads
 from topd.models.language_model import LanguageModel
-from topd.models.load import load, replica, with_adapters
+from topd.models.load import frozen_copy, load, with_adapters
 from topd.rollout.embedded import EmbeddedEngine
 from topd.rollout.handover import FilesTransport, Transport
 from topd.rollout.vllm import VllmEngine
@@ -94,10 +95,10 @@ def _assemble(config: Config, cache_path: Path | None, opened: ExitStack) -> Par
     train = without_leaks(task.train, [problem for benchmark in benchmarks for problem in benchmark.held_out])
     prompts = make_prompts(train, policy, config.task, name="train", room=config.rollout.max_completion_tokens)
     check_prompts(prompts, algorithm, config.algorithm.type)
-    background = opened.enter_context(closing(Background()))
     transport = make_transport(config, opened) if config.rollout.engine == "vllm" else None
     has_served = any(teacher.base_url for teacher in config.teachers_by_name().values())
     cache = opened.enter_context(closing(ScoreCache(cache_path))) if cache_path and has_served else None
+    background = opened.enter_context(closing(Background()))  # last, so that it ends before what it uses
     return Parts(
         config=config,
         device=device,
@@ -147,7 +148,7 @@ def make_engine(config: Config, policy: LanguageModel) -> EmbeddedEngine:
     if config.student.dtype == "float32":
         sampler = dataclasses.replace(policy, autocast_dtype=None)
     else:
-        sampler = replica(policy, getattr(torch, config.student.dtype))
+        sampler = frozen_copy(policy, getattr(torch, config.student.dtype))
     return EmbeddedEngine(sampler, max_concurrent_rollouts=rows, policy=policy)
 
 
@@ -157,8 +158,11 @@ def make_transport(config: Config, opened: ExitStack) -> Transport:
         from topd.rollout.nccl import NcclTransport
 
         return opened.enter_context(closing(NcclTransport()))
-    parent = Path(config.rollout.weights_directory or config.run.directory).expanduser()
-    return opened.enter_context(closing(FilesTransport(parent / "handover")))
+    run = Path(config.run.directory).expanduser()
+    shared = config.rollout.weights_directory
+    own = f"topd-{hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:12]}"  # runs may share that folder
+    folder = Path(shared).expanduser() / own if shared else run / "handover"
+    return opened.enter_context(closing(FilesTransport(folder)))
 
 
 def make_teacher(
@@ -208,13 +212,15 @@ def make_one_teacher(
 
 def probe(parts: Parts) -> list[Check]:
     """All checks of teacher/probe.py; those of the run are made only if the two models fit at all."""
-    checks = parts.teacher.checks(parts.policy) if parts.teacher is not None else []  # also of one that is only evaluated
-    if not parts.asks_teacher:
-        checks = [check for check in checks if not check.name.startswith("end token")]
+    checks = parts.teacher.checks(parts.policy, asked=parts.asks_teacher) if parts.teacher is not None else []
     if parts.samples and all(check.ok for check in checks):
-        teacher = parts.teacher if parts.asks_teacher else None
         checks += check_run(
-            parts.config, student=parts.policy, engine=parts.engine, teacher=teacher, prompts=parts.prompts.prompts
+            parts.config,
+            student=parts.policy,
+            engine=parts.engine,
+            teacher=parts.teacher if parts.asks_teacher else None,
+            prompts=parts.prompts.prompts,
+            evaluated=[prompt for benchmark in parts.benchmarks for prompt in benchmark.prompts],
         )
     return checks
 

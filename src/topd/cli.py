@@ -87,8 +87,11 @@ def _probe(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     from topd import config_file
     from topd.assemble import assemble, probe
     from topd.errors import ConfigError
+    from topd.run.directory import check_unused
 
-    with contextlib.closing(assemble(config_file.load(arguments.config, rest))) as parts:
+    config = config_file.load(arguments.config, rest)
+    check_unused(config)
+    with contextlib.closing(assemble(config)) as parts:
         checks = probe(parts)
     if not checks:
         raise ConfigError("there is nothing to probe: this algorithm neither samples nor asks a teacher.")
@@ -191,6 +194,9 @@ def _serve_options(serve: argparse.ArgumentParser) -> None:
         default="TOPD_SERVE_TOKEN",
         metavar="VARIABLE",
         help="environment variable with a bearer token (%(default)s)",
+    )
+    serve.add_argument(
+        "--batch-invariant", action="store_true", help="compute every request alone: the same bits whoever else asks"
     )
     serve.add_argument("--allow-reload", action="store_true", help="let clients pause the server and replace its weights")
 

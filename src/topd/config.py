@@ -8,7 +8,7 @@ import re
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SerializeAsAny, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny, field_validator
 
 from topd.errors import ConfigError
 
@@ -33,6 +33,11 @@ class StudentConfig(Section):
         "float32", description="Precision of sampling. Anything but float32 makes the trainer recompute log-probs."
     )
     lora: LoraConfig | None = Field(None, description="Train low-rank adapters instead of all weights.")
+
+
+def server_root(url: str) -> str:
+    """What two spellings of one server have in common: its URL without /v1."""
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 class EndpointConfig(Section):
@@ -68,13 +73,13 @@ class EndpointConfig(Section):
                 fits = False
             if not fits:
                 raise ConfigError(f"base_url must hold http or https URLs, as http://127.0.0.1:8000/v1; found {url!r}.")
-        if value is not None and len(set(value)) < len(value):
+        if value is not None and len(set(map(server_root, value))) < len(value):
             raise ConfigError(f"base_url names a server twice; found {value!r}. Remove one.")
         return value
 
 
-def _environment_name(value: str) -> str:
-    if not re.fullmatch(r"[A-Z_][A-Z0-9_]*", value):  # whatever it is, it may be the key itself: never shown
+def _environment_name(value: Any) -> Any:
+    if not isinstance(value, str) or not re.fullmatch(r"[A-Z_][A-Z0-9_]*", value):  # it may be the key itself: never shown
         raise ConfigError(
             "api_key_env must be the NAME of an environment variable (capitals, digits, _), never the key itself. "
             "Export the key, and give the variable's name."
@@ -82,7 +87,7 @@ def _environment_name(value: str) -> str:
     return value
 
 
-EnvironmentName = Annotated[str, AfterValidator(_environment_name)]
+EnvironmentName = Annotated[str, BeforeValidator(_environment_name)]
 
 
 class TeacherConfig(EndpointConfig):
@@ -243,10 +248,13 @@ class RunConfig(Section):
     )
 
 
+TeacherName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
+
+
 class Config(Section):
     student: StudentConfig
     teacher: TeacherConfig | None = None
-    teachers: dict[str, TeacherConfig] = Field({}, description="Several teachers, [teachers.NAME], each for some domains.")
+    teachers: dict[TeacherName, TeacherConfig] = Field({}, description="Several teachers, [teachers.NAME], by domain.")
     task: TaskConfig
     rollout: RolloutConfig = RolloutConfig()
     algorithm: SerializeAsAny[AlgorithmConfig]

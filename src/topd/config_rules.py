@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterator, Set
 
-from topd.config import Config, Section
+from topd.config import Config, EndpointConfig, Section, server_root
 
 Rule = Callable[[Config, Set[str]], Iterator[str]]
 
@@ -28,10 +28,23 @@ def _teacher(config: Config, needs: Set[str]) -> Iterator[str]:
             yield (f'{key}.map_eos would be ignored: algorithm.type = "{config.algorithm.type}" asks no teacher. Remove it.')
         if config.teacher is not None and teacher.domains is not None:
             yield f"{key}.domains would be ignored: one [teacher] answers for all prompts. Remove it, or use [teachers.NAME]."
-        yield from _only_with(
-            key, teacher, teacher.base_url is None, "base_url is unset", (*_ENDPOINT, "tokenizer", "api_key_env")
-        )
+        if "teacher_logprobs" not in needs and not config.eval.teacher:
+            yield (
+                f'[{key}] would be ignored: algorithm.type = "{config.algorithm.type}" asks no teacher, and eval.teacher = false '
+                "evaluates none. Remove the section."
+            )
+        if shared := _roots(teacher) & _roots(config.rollout):
+            yield (
+                f"{key}.base_url and rollout.base_url share {', '.join(sorted(shared))}, whose weights are replaced by the "
+                "student's after every step. Use another server."
+            )
+        served_only = (*_ENDPOINT, "tokenizer", "api_key_env", "max_dropped_share")
+        yield from _only_with(key, teacher, teacher.base_url is None, "base_url is unset", served_only)
         yield from _only_with(key, teacher, teacher.base_url is not None, "the servers choose their own", ("dtype",))
+
+
+def _roots(section: EndpointConfig) -> set[str]:
+    return {server_root(url) for url in section.base_url or ()}
 
 
 _ENDPOINT = ("max_concurrent_requests", "wait_s", "timeout_s", "patience_s", "max_attempts")
@@ -53,6 +66,8 @@ def _engine(config: Config, needs: Set[str]) -> Iterator[str]:
         yield 'rollout.base_url is missing: rollout.engine = "vllm" samples through servers. Give their URLs.'
     elif "demonstrations" in needs:
         yield f'rollout.engine = "vllm" would be ignored: algorithm.type = "{config.algorithm.type}" samples nothing. Remove it.'
+    if rollout.engine == "vllm" and all(teacher.base_url for teacher in config.teachers_by_name().values()):
+        yield from _only_with("rollout", rollout, True, "nothing is sampled in this process", ("max_concurrent_rollouts",))
     yield from _only_with(
         "rollout", rollout, rollout.weights == "nccl", 'rollout.weights = "nccl" writes no files', ("weights_directory",)
     )

@@ -98,14 +98,14 @@ class Run:
         self.display.start_step()
         prompts = self.parts.prompts.take(step)  # 1
         scored = self.stored(step, prompts) or self.score(self.sample(step, prompts))  # 2, 3
-        self.sample_ahead(step + 1)
         flat = flatten(scored)
         credit = self.parts.algorithm.credit(flat, self.config.algorithm)  # 4
         self.store(step, scored, credit)
+        self.sample_ahead(step + 1)
         self.update(self.batches(step, scored, credit))  # 5, 6, 7
         if not self.config.rollout.max_lag:
             self.load_weights()
-        self.record(step, scored, flat, credit)
+        self.record(step, prompts, scored, flat, credit)
 
     def sample(self, step: int, prompts: Sequence[Prompt]) -> list[RolloutGroup]:
         """Completions from the policy, or the demonstrations for an algorithm that learns from those."""
@@ -160,7 +160,8 @@ class Run:
                 max_tokens=self.config.trainer.max_tokens_per_microbatch,
                 on_tokens=on_tokens,
             )
-        return kept(scored, min((t.max_dropped_share for t in self.config.teachers_by_name().values()), default=0.0))
+        shares = {name: teacher.max_dropped_share for name, teacher in self.config.teachers_by_name().items()}
+        return kept(groups, scored, max_dropped_share=shares, teacher_of=self.parts.teacher_of)
 
     def batches(self, step: int, scored: Sequence[ScoredGroup], credit: Credit) -> list[TrainBatch]:
         return make_batches(
@@ -190,7 +191,9 @@ class Run:
         if not self.directory.rollouts(step).is_file():
             rollouts.write(self.directory.rollouts(step), scored, credit)
 
-    def record(self, step: int, scored: Sequence[ScoredGroup], flat: CreditInput, credit: Credit) -> None:
+    def record(
+        self, step: int, prompts: Sequence[Prompt], scored: Sequence[ScoredGroup], flat: CreditInput, credit: Credit
+    ) -> None:
         """Write and show the step's metrics; the step is done."""
         before = read_lines(self.directory.path / "metrics.jsonl")
         row = step_metrics(
@@ -203,7 +206,7 @@ class Run:
             seconds=self.display.seconds(),
             tokens_before=before[-1]["tokens/total"] if before else 0,
             sampled=self.parts.samples,
-            dropped=self.config.rollout.prompts_per_step - len(scored),
+            prompts=prompts,
             counts=self.parts.teacher.counts() if self.parts.teacher is not None else None,
             teacher_of=self.parts.teacher_of,
         )

@@ -26,7 +26,7 @@ class Scripted(Replica):
         self.outcomes = list(outcomes)
         self.seconds = seconds
         self.outstanding = self.failures = self.now = self.most = self.calls = self.checks = 0
-        self.trusted, self.not_before, self.reason = True, 0.0, ""
+        self.fault, self.is_another_model, self.not_before, self.timeout_s = None, False, 0.0, 30.0
         self.ill = None
         self.asked_at = []
 
@@ -81,7 +81,7 @@ def asking(clock, pool, count=1, read=lambda response: response.text):
     async def ask():
         began = clock.monotonic()
         try:
-            found = await asyncio.gather(*(pool.send(ASKED, read) for _ in range(count)), return_exceptions=True)
+            found = await asyncio.gather(*(pool.send(lambda: ASKED, read) for _ in range(count)), return_exceptions=True)
             return found, clock.monotonic() - began
         finally:
             await pool.close()
@@ -146,13 +146,72 @@ def test_pauses_between_tries_grow_and_differ(clock):
     assert times[-1] - times[0] < 30
 
 
-@pytest.mark.parametrize("fault", [Refused("too long"), Forbidden("no key")])
-def test_what_the_server_will_never_accept_is_not_tried_again(clock, fault):
+@pytest.mark.parametrize(("fault", "calls"), [(Refused("too long"), 2), (Forbidden("no key"), 1)])
+def test_what_no_server_will_ever_accept_is_asked_of_each_once(clock, fault, calls):
     a, b = Scripted("a", [fault]), Scripted("b", [fault])
     [found], _ = asking(clock, pool_of(a, b))
     assert found is fault
-    assert a.calls + b.calls == 1
+    assert a.calls + b.calls == calls
     assert a.trusted
+    assert b.trusted
+
+
+def test_a_replica_that_refuses_what_others_accept_does_not_swallow_the_work(clock):
+    """An ingress that answers 404 at once has the least to do, always."""
+    quick, slow = Scripted("quick", [Refused("404")] * 999, seconds=0.001), Scripted("slow", seconds=0.1)
+    quick.ill = Refused("404")
+    found, _ = asking(clock, pool_of(quick, slow), 64)
+    assert found == ["slow"] * 64
+    assert not quick.trusted
+    assert quick.calls < 64
+
+
+def test_a_health_check_that_breaks_does_not_lose_the_replica(clock):
+    replica = Scripted("a", down(FAILURES_TO_OPEN))
+    replica.ill = KeyError("data")
+    pool = pool_of(replica)
+
+    async def story():
+        answer = asyncio.create_task(pool.send(lambda: ASKED, lambda response: response.text))
+        await asyncio.sleep(20)
+        checks, replica.ill = replica.checks, None
+        assert await answer == "a"
+        await pool.close()
+        return checks
+
+    assert clock.run(story()) > 1
+
+
+def test_a_request_is_made_when_there_is_a_place_for_it(clock):
+    """All requests of a step at once would need their bodies at once."""
+    replica, made = Scripted(seconds=1.0), []
+    pool = pool_of(replica, max_concurrent=2)
+
+    async def story():
+        tasks = [asyncio.create_task(pool.send(lambda: made.append(1) or ASKED, lambda response: 0)) for _ in range(10)]
+        await asyncio.sleep(0.5)
+        count = len(made)
+        await asyncio.gather(*tasks)
+        await pool.close()
+        return count
+
+    assert clock.run(story()) == 2
+
+
+def test_thousands_that_wait_do_not_wake_each_other(clock, monkeypatch):
+    """Every release wakes one of them."""
+    replica, looks = Scripted(seconds=0.01), []
+    pool = pool_of(replica, max_concurrent=8)
+    choose = module.Pool._wait
+
+    async def counted(self, seconds):
+        looks.append(1)
+        await choose(self, seconds)
+
+    monkeypatch.setattr(module.Pool, "_wait", counted)
+    found, _ = asking(clock, pool, 400)
+    assert len(found) == 400
+    assert len(looks) < 3 * 400
 
 
 def test_three_failures_in_a_row_open_the_circuit_until_a_health_check_succeeds(clock):
@@ -161,14 +220,14 @@ def test_three_failures_in_a_row_open_the_circuit_until_a_health_check_succeeds(
     pool = pool_of(ill, well, max_concurrent=1)
 
     async def story():
-        answers = asyncio.gather(*(pool.send(ASKED, lambda response: response.text) for _ in range(6)))
+        answers = asyncio.gather(*(pool.send(lambda: ASKED, lambda response: response.text) for _ in range(6)))
         await asyncio.sleep(5)
-        assert (ill.trusted, ill.calls, ill.reason) == (False, FAILURES_TO_OPEN, "still down")
+        assert (ill.trusted, ill.calls, str(ill.fault)) == (False, FAILURES_TO_OPEN, "still down")
         assert ill.checks >= 3
         ill.ill = None
         found = await answers
         assert ill.trusted
-        assert (ill.failures, ill.reason) == (0, "")
+        assert (ill.failures, ill.fault) == (0, None)
         await pool.close()
         return found
 
@@ -241,7 +300,7 @@ def test_another_model_is_left_alone_at_once_until_it_is_the_right_one_again(clo
         return response.text
 
     async def story():
-        answers = asyncio.gather(*(pool.send(ASKED, read) for _ in range(50)))
+        answers = asyncio.gather(*(pool.send(lambda: ASKED, read) for _ in range(50)))
         await asyncio.sleep(20)
         assert (wrong.calls, wrong.trusted) == (1, False)
         wrong.ill = None
@@ -271,7 +330,9 @@ def test_a_cancelled_request_gives_its_place_back(clock):
     pool = pool_of(replica, max_concurrent=1)
 
     async def story():
-        running, waiting, third = (asyncio.create_task(pool.send(ASKED, lambda response: response.text)) for _ in range(3))
+        running, waiting, third = (
+            asyncio.create_task(pool.send(lambda: ASKED, lambda response: response.text)) for _ in range(3)
+        )
         await asyncio.sleep(1)
         assert (replica.outstanding, replica.now) == (1, 1)
         waiting.cancel()
@@ -317,7 +378,7 @@ def test_whatever_happens_the_bound_holds_all_are_answered_and_no_place_is_lost(
     async def one(pool, seconds):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                return await pool.send(ASKED, lambda response: response.text)
+                return await pool.send(lambda: ASKED, lambda response: response.text)
 
     async def story():
         pool = pool_of(*replicas, max_concurrent=max_concurrent, max_attempts=100, patience_s=3600.0)

@@ -190,8 +190,8 @@ def test_servers_that_cannot_be_reached_are_named_with_a_remedy(tokenizer):
 
 def test_replicas_that_are_not_one_model_are_refused(right, wrong, tokenizer):
     said = refusal(served_by(right[0], wrong, tokenizer=tokenizer))
-    assert "the replicas are not one model" in said
-    assert "Serve one model on all" in said
+    assert "the servers do not serve one model" in said
+    assert "Serve one on all" in said
 
 
 def test_replicas_of_two_kinds_are_refused(right, tokenizer):
@@ -217,7 +217,7 @@ def test_another_model_does_not_join(right, wrong, tokenizer):
     async def a_while(served):
         other, _ = served.pool.replicas
         proxy.give(None, "models")
-        while "another model" not in other.reason:
+        while not other.is_another_model:
             await asyncio.sleep(0.02)
         assert not other.trusted
 

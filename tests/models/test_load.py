@@ -8,7 +8,7 @@ from tests.fakes import EOS, KINDS, VOCAB, make_model, make_module, ragged_group
 from topd.config import LoraConfig
 from topd.errors import ConfigError
 from topd.models.check import check_shared_prefix
-from topd.models.load import load, replica, with_adapters, wrap
+from topd.models.load import frozen_copy, load, with_adapters, wrap
 from topd.models.logprobs import Tokens, completion_logprobs
 
 CPU = torch.device("cpu")
@@ -226,7 +226,7 @@ def test_adapters_are_a_function_of_the_seed_and_leave_the_global_stream_alone()
 
 def test_replica_is_frozen_and_separate():
     model = make_model()
-    copy = replica(model, torch.bfloat16)
+    copy = frozen_copy(model, torch.bfloat16)
     assert copy.module.dtype == torch.bfloat16
     assert not any(p.requires_grad for p in copy.module.parameters())
     assert all(p.requires_grad and p.dtype == torch.float32 for p in model.module.parameters())

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.fakes import EOS, KINDS, VOCAB, make_model, make_prompt
-from topd.models.load import replica
+from topd.models.load import frozen_copy
 from topd.models.logprobs import Tokens, completion_logprobs
 from topd.rollout import embedded
 from topd.rollout.embedded import EmbeddedEngine
@@ -239,7 +239,7 @@ def test_policy_version_is_that_of_the_weights(ending_model):
 
 def test_a_replica_takes_over_the_policys_weights():
     policy = make_model("qwen3")
-    copied = replica(policy, torch.float32)
+    copied = frozen_copy(policy, torch.float32)
     engine = EmbeddedEngine(copied, max_concurrent_rollouts=64, policy=policy)
     with torch.no_grad():
         for parameter in policy.module.parameters():

@@ -118,3 +118,59 @@ def test_impossible_paths_are_named(tmp_path: Path, name: str) -> None:
     tree["run"]["directory"] = name
     with pytest.raises(ConfigError, match="cannot be written"), open_run(config_file.load(tree)):
         pass
+
+
+SERVED = {"teacher__base_url": ["http://127.0.0.1:8000/v1"]}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"teacher__base_url": ["http://127.0.0.1:9000/v1", "http://127.0.0.1:9001/v1"]},
+        {"teacher__api_key_env": "ANOTHER_KEY"},
+        {"teacher__timeout_s": 9.0, "teacher__patience_s": 9.0, "teacher__max_attempts": 9, "teacher__wait_s": 9.0},
+        {"teacher__max_concurrent_requests": 9, "teacher__max_dropped_share": 0.9},
+        {"eval__teacher": False},
+    ],
+)
+def test_where_the_servers_are_and_how_they_are_asked_may_change(tmp_path: Path, changes: dict[str, object]) -> None:
+    open_once(tmp_path, **SERVED)
+    open_once(tmp_path, **{**SERVED, **changes}, run__resume=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [({"teacher__name": "another"}, "teacher.name"), ({"teacher__map_eos": True}, "teacher.map_eos")],
+)
+def test_who_the_teacher_is_may_not_change(tmp_path: Path, changes: dict[str, object], key: str) -> None:
+    open_once(tmp_path, **SERVED)
+    with pytest.raises(ConfigError, match=f"{key} was .*, is "):
+        open_once(tmp_path, **{**SERVED, **changes}, run__resume=True)
+
+
+def test_a_teacher_that_was_loaded_here_does_not_become_a_served_one(tmp_path: Path) -> None:
+    open_once(tmp_path)
+    with pytest.raises(ConfigError, match=r"teacher\.base_url was None, is \['http://127"):
+        open_once(tmp_path, **SERVED, run__resume=True)
+
+
+def test_what_servers_left_before_the_run_began_is_no_run(tmp_path: Path) -> None:
+    """Scores of the probe, weights for a hand-over: a process killed before its first step."""
+    (tmp_path / "run/handover").mkdir(parents=True)
+    for name in ("teacher_scores.sqlite", "teacher_scores.sqlite-wal", ".lock"):
+        (tmp_path / "run" / name).touch()
+    open_once(tmp_path)
+
+
+def test_a_start_that_fails_removes_what_servers_left(tmp_path: Path) -> None:
+    config = config_file.load(tiny_config(tmp_path / "run"))
+
+    def fail() -> None:
+        with open_run(config) as directory:
+            (directory.path / "handover").mkdir()
+            (directory.path / "teacher_scores.sqlite").touch()
+            raise ConfigError("no server")
+
+    with pytest.raises(ConfigError, match="no server"):
+        fail()
+    assert not (tmp_path / "run").exists()

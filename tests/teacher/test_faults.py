@@ -1,6 +1,9 @@
 """Whole runs through a faulty wire: exactly the result of a healthy run, or the declared error and a folder to resume."""
 
+import contextlib
 import logging
+import signal
+import threading
 
 import pytest
 import tomli_w
@@ -9,9 +12,10 @@ from tests.endpoint import proxy as faults
 from tests.endpoint.proxy import proxying
 from tests.endpoint.runs import assert_same_run, everything_in, metrics, served_config, shorten_pauses, stored, train
 from tests.run.test_resume import results
-from tests.serve.serving import serving
+from tests.serve.serving import served_process, serving, wait_until
 from topd.cli import main
 from topd.errors import ConfigError, RunStopped
+from topd.teacher.endpoint import EndpointTeacher
 
 IMPATIENT = {"teacher__timeout_s": 0.6, "teacher__patience_s": 0.6, "teacher__max_attempts": 3}
 BAD_KINDS = {
@@ -20,17 +24,19 @@ BAD_KINDS = {
 BAD_KINDS["vllm"].append(faults.same_index_twice)
 BAD_KINDS["echo"].append(faults.same_index_twice)
 
+OPTIONS = ("--threads", "1", "--batch-invariant")
+
 
 @pytest.fixture(scope="module")
 def teacher():
-    with serving() as base:
+    with serving(batch_invariant=True) as base:
         yield base
 
 
 @pytest.fixture(scope="module")
 def other():
     """Another model that calls itself the same."""
-    with serving("builtin:tiny-student", name="builtin:tiny-teacher") as base:
+    with serving("builtin:tiny-student", name="builtin:tiny-teacher", batch_invariant=True) as base:
         yield base
 
 
@@ -139,11 +145,8 @@ def test_one_of_two_servers_that_never_works_again_changes_nothing(tmp_path, tea
 ENDLESS = {
     faults.reset_before_headers: "nothing succeeded for 0.6 s",
     faults.stall: "did not answer within 0.6 s",
-    faults.status(500): "answered 500: no",
     faults.status(429, retry_after="0.2"): "nothing succeeded for 0.6 s: .* answered 429",
-    faults.status(404): "answered 404: no",
     faults.status(307, location="http://127.0.0.1:9/"): "answered 307: no",
-    faults.html: "an answer that cannot be read",
     faults.edited("nan", faults.NUMBERS["nan"]): "nan is no log-prob of a sampled token",
 }
 
@@ -154,7 +157,7 @@ def test_a_fault_that_stays_stops_the_run_and_leaves_it_to_be_resumed(tmp_path, 
         for number, (fault, said) in enumerate(ENDLESS.items()):
             tree = served_config(tmp_path, proxy.url, **IMPATIENT, run__resume=number > 0)
             proxy.give(None)
-            with pytest.raises(RunStopped, match=f"could not score 4 of the step's 4 groups .*{said}") as caught:
+            with pytest.raises(RunStopped, match=f"4 of the step's 4 groups could not be scored .*{said}") as caught:
                 train(tree, at(1 if number else 2, lambda fault=fault: proxy.give(faults.always(fault))))
             assert caught.value.exit_code == 3
             assert "topd probe" in str(caught.value)
@@ -190,6 +193,33 @@ def test_a_fault_at_the_start_costs_nothing_and_leaves_nothing(tmp_path, teacher
         assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
+def test_a_server_that_is_killed_and_comes_back_changes_nothing(tmp_path, healthy, monkeypatch):
+    """SIGKILL with the second step's requests in flight; the same command is started again on the same port."""
+    prefetch, revived = EndpointTeacher.prefetch, []
+    with contextlib.ExitStack() as stack:
+        base, process = stack.enter_context(served_process("builtin:tiny-teacher", *OPTIONS))
+        port = base.removesuffix("/v1").rpartition(":")[2]
+
+        def revive():
+            revived.append(stack.enter_context(served_process("builtin:tiny-teacher", *OPTIONS, "--port", port)))
+
+        def prefetch_and_kill(teacher, groups):
+            prefetch(teacher, groups)
+            if killing and process.poll() is None:
+                process.kill()
+                process.wait()
+                threading.Thread(target=revive).start()
+
+        killing = []
+        monkeypatch.setattr(EndpointTeacher, "prefetch", prefetch_and_kill)
+        train(served_config(tmp_path, base, teacher__patience_s=60.0), at(2, lambda: killing.append(True)))
+        wait_until(lambda: revived)
+        assert process.returncode == -signal.SIGKILL
+    assert results(tmp_path) == healthy
+    assert metrics(tmp_path)[1]["teacher/retries"] > 0
+
+
 def refusing(prompt_ids):
     """A server that cannot score one prompt, whatever else it can."""
     refuse = faults.status(413, body='{"error": {"message": "too long"}}')
@@ -218,7 +248,10 @@ def test_more_groups_than_may_be_dropped_stop_the_run(tmp_path, teacher, healthy
     less = {"teacher__max_dropped_share": 0.24}
     with proxying(teacher) as proxy:
         proxy.give(faults.always(refusing(refused)))
-        with pytest.raises(RunStopped, match=r"1 of the step's 4 groups \(teacher.max_dropped_share = 0.24\): .*413: too long"):
+        with pytest.raises(
+            RunStopped,
+            match=r"1 of the step's 4 groups could not be scored \(teacher.max_dropped_share = 0.24\): .*413: too long",
+        ):
             train(served_config(tmp_path, proxy.url, **less))
         proxy.give(None)
         train(served_config(tmp_path, proxy.url, **less, run__resume=True), at(1, lambda: proxy.give(None)))
@@ -231,6 +264,18 @@ def test_a_step_in_which_nothing_can_be_scored_stops_the_run_whatever_may_be_dro
         tree = served_config(tmp_path, proxy.url, teacher__max_dropped_share=0.99, **IMPATIENT)
         with pytest.raises(RunStopped, match="4 of the step's 4 groups"):
             train(tree, at(1, lambda: proxy.give(faults.always(faults.status(400)))))
+
+
+def test_the_command_ends_with_three_and_says_how_to_go_on(tmp_path, teacher, healthy, capsys):
+    config = tmp_path / "config.toml"
+    with proxying(teacher) as proxy:
+        config.write_text(tomli_w.dumps(served_config(tmp_path / "run", proxy.url, **IMPATIENT)))
+        proxy.give(lambda number: faults.status(400) if number >= 7 else None)  # from the second step on
+        assert main(["train", str(config)]) == 3
+        assert "--run.resume true" in capsys.readouterr().err
+        proxy.give(None)
+        assert main(["train", str(config), "--run.resume", "true"]) == 0
+    assert results(tmp_path / "run") == healthy
 
 
 def test_a_key_leaves_no_trace(tmp_path, monkeypatch, caplog, capfd):

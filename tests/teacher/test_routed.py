@@ -112,7 +112,7 @@ def test_what_holds_for_all_is_what_the_weakest_says(teacher):
     b.honours_temperature, b.engine_kind = False, "vllm"
     assert not teacher.honours_temperature
     assert teacher.engine_kind == "mixed"
-    assert [check.name for check in teacher.checks(make_model())] == [
+    assert [check.name for check in teacher.checks(make_model(), asked=True)] == [
         "vocabulary (a)",
         "end token (a)",
         "vocabulary (b)",
@@ -173,7 +173,10 @@ def test_a_served_and_a_local_teacher_work_side_by_side_and_a_failing_one_stops_
         }
         whole = {**tree, "run": {**tree["run"], "directory": str(tmp_path / "whole")}}
         train(whole)
-        with pytest.raises(RunStopped, match=r"could not score \d of the step's 4 groups .*answered 500"):
+        with pytest.raises(
+            RunStopped,
+            match=r"\d of the step's 3 groups could not be scored \(teachers.sums.max_dropped_share = 0.05\): .*answered 500",
+        ):
             train(tree, lambda step: proxy.give(faults.always(faults.status(500))) if step == 2 else None)
         proxy.give(None)
         tree["teachers"]["sums"] |= {"base_url": [base], "timeout_s": 1.0}

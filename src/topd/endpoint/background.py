@@ -2,11 +2,16 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+LAST_WORDS = "topd-last-words"
+"""Name of tasks that `close` lets finish, for a few seconds: what a server must still be told."""
+
+LAST_WORDS_S = 10.0
 
 
 class Background:
@@ -15,6 +20,7 @@ class Background:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closers: list[Callable[[], Coroutine[Any, Any, None]]] = []
+        self._closed = False
 
     def at_close(self, closer: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """What `close` has to run, once all else is cancelled."""
@@ -28,7 +34,12 @@ class Background:
         return self._loop
 
     def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Start it; the future belongs to the caller."""
+        """Start it; the future belongs to the caller. After `close` it is cancelled from the start."""
+        if self._closed:
+            work.close()
+            refused: Future[T] = Future()
+            refused.cancel()
+            return refused
         return asyncio.run_coroutine_threadsafe(work, self._started())
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -42,7 +53,10 @@ class Background:
 
     def close(self) -> None:
         """Cancel all that runs, and end the thread. May be called twice."""
-        if self._loop is None or self._loop.is_closed():
+        if self._closed:
+            return
+        self._closed = True
+        if self._loop is None:
             return
         asyncio.run_coroutine_threadsafe(self._wind_up(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -50,9 +64,23 @@ class Background:
         self._loop.close()
 
     async def _wind_up(self) -> None:
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            last = {task for task in others if task.get_name() == LAST_WORDS}
+            for task in others - last:
+                task.cancel()
+            await asyncio.wait(others - last or last, timeout=LAST_WORDS_S)
+            for task in last if others == last else ():
+                task.cancel()
         for closer in self._closers:
             await closer()
+
+
+async def all_or_none(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """What all of them give, in order. When one fails, the others are cancelled."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        raise

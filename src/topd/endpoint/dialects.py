@@ -18,10 +18,7 @@ from safetensors.torch import load as load_safetensors
 
 from topd.endpoint.faults import BadAnswer
 from topd.endpoint.replica import Request
-from topd.models.logprobs import TokenGroup
-
-SLACK = 1e-4
-"""A log-prob may exceed 0 by rounding."""
+from topd.models.logprobs import SLACK, TokenGroup
 
 LOWEST = -9000.0
 """vLLM writes -9999 for minus infinity, which JSON does not have. No softmax in float32 gives a sampled token so little."""
@@ -36,6 +33,10 @@ class Dialect(Protocol):
     """Whether log-probs come at the temperature asked for. If not, they are those at 1."""
     one_row: bool
     """Whether a request can hold one completion only."""
+    engine_kind: str
+    """What computes the log-probs, as `Engine.kind`."""
+    spare_tokens: int
+    """Tokens of the server's context that prompt and completion must leave free."""
 
     def encode(self, groups: Sequence[TokenGroup], *, model: str, temperature: float) -> Request: ...
 
@@ -73,6 +74,8 @@ class TopdScore:
     name = "topd /v1/score"
     honours_temperature = True
     one_row = False
+    engine_kind = "embedded"
+    spare_tokens = 0
 
     def encode(self, groups: Sequence[TokenGroup], *, model: str, temperature: float) -> Request:
         asked = [{"prompt": list(g.prompt_ids), "completions": [list(c) for c in g.completions]} for g in groups]
@@ -91,6 +94,8 @@ class _Rows:
 
     honours_temperature = False
     one_row = False
+    engine_kind = "vllm"
+    spare_tokens = 1  # vLLM and SGLang always make room for a token to sample
 
     @staticmethod
     def rows(groups: Sequence[TokenGroup]) -> Iterator[tuple[tuple[int, ...], int]]:
@@ -124,6 +129,7 @@ class VllmEcho(_Rows):
     """`/v1/completions` with `echo`: the prompt comes back as tokens, here written as ids, with their log-probs."""
 
     name = "OpenAI /v1/completions with echo"
+    engine_kind = "other"
 
     def encode(self, groups: Sequence[TokenGroup], *, model: str, temperature: float) -> Request:
         prompts = [list(row) for row, _ in self.rows(groups)]
@@ -164,6 +170,7 @@ class Sglang(_Rows):
     """SGLang's `/generate`: from `logprob_start_len` on, [log-prob, id, text] per token; the first has no log-prob."""
 
     name = "SGLang /generate with logprob_start_len"
+    engine_kind = "sglang"
 
     def encode(self, groups: Sequence[TokenGroup], *, model: str, temperature: float) -> Request:
         rows = list(self.rows(groups))

@@ -9,10 +9,14 @@ from typing import Any, Literal
 
 import httpx2
 
-from topd.endpoint.faults import BadAnswer, Busy, Forbidden, Refused, Unavailable
+from topd.config import server_root
+from topd.endpoint.faults import BadAnswer, Busy, Fault, Forbidden, Refused, Unavailable
 
 MIN_RETRY_AFTER, MAX_RETRY_AFTER = 0.1, 60.0
 """Seconds; a server that asks for less or more is asked again after these."""
+
+CONNECT_S = 10.0
+"""Seconds in which a server that is there takes a connection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,23 +32,31 @@ class Replica:
     """One server of a pool. `url` is its root, without /v1."""
 
     def __init__(self, url: str, *, api_key: str | None, timeout_s: float) -> None:
-        self.url = url.rstrip("/").removesuffix("/v1").rstrip("/")
+        self.url = server_root(url)
         self.timeout_s = timeout_s
         self.outstanding = 0
         self.failures = 0
         """Failures in a row."""
-        self.trusted = True
-        """False while the circuit is open: nothing is sent but health checks."""
+        self.fault: Fault | None = None
+        """Why it is not trusted: the circuit is open, and nothing is sent but health checks."""
         self.not_before = 0.0
         """On `time.monotonic`: the server asked not to be asked earlier."""
-        self.reason = ""
-        """Why it is not trusted."""
+        self.is_another_model = False
+        """A health check has found so."""
         self._api_key = api_key
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=64)
         self._client = httpx2.AsyncClient(
-            base_url=self.url, headers=headers, timeout=None, limits=limits, trust_env=not is_loopback(self.url)
+            base_url=self.url,
+            headers=headers,
+            timeout=httpx2.Timeout(None, connect=CONNECT_S),
+            limits=limits,
+            trust_env=not is_loopback(self.url),
         )
+
+    @property
+    def trusted(self) -> bool:
+        return self.fault is None
 
     async def send(self, request: Request, *, timeout_s: float | None = None) -> httpx2.Response:
         """The response, if its status is 200. Raises Unavailable, Busy, Refused or Forbidden."""

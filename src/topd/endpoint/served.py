@@ -6,6 +6,7 @@ restarts with another model is found out by its first answer.
 """
 
 import asyncio
+import dataclasses
 import logging
 import os
 import random
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from topd.endpoint.background import all_or_none
 from topd.endpoint.dialects import DIALECTS, Dialect, read_scores
 from topd.endpoint.faults import BadAnswer, Busy, Fault, Forbidden, OtherModel, Refused, Unavailable
 from topd.endpoint.pool import Pool
@@ -57,7 +59,11 @@ class ServedCard:
 
 
 class ServedModel:
-    """`connect` first. All other coroutines belong to the loop it ran in."""
+    """`connect` first. All other coroutines belong to the loop it ran in.
+
+    `name_key` is the setting that holds `name`, if that is not `name` of the section `role`. `one_model`: whether the replicas
+    must agree when they are met; those of the rollout engine need not, as they are about to get the trainer's weights.
+    """
 
     def __init__(
         self,
@@ -65,6 +71,7 @@ class ServedModel:
         *,
         role: str,
         name: str | None,
+        name_key: str | None = None,
         api_key_env: str,
         canary: Tokens,
         temperature: float,
@@ -72,10 +79,13 @@ class ServedModel:
         timeout_s: float,
         max_attempts: int,
         patience_s: float,
+        one_model: bool = True,
         verify: Callable[[Replica], Awaitable[None]] | None = None,
     ) -> None:
         self.role = role
         self.name = name
+        self.name_key = name_key or f"{role}.name"
+        self.one_model = one_model
         self.api_key_env = api_key_env
         self.canary = canary
         self.temperature = temperature
@@ -120,6 +130,8 @@ class ServedModel:
         self.card, self.dialect, self.reference = met[0][1]
         for replica, (card, dialect, canary) in met[1:]:
             self._check_same(replica, card, dialect, canary)
+        lengths = [card.context_length for _, (card, _, _) in met if card.context_length is not None]
+        self.card = dataclasses.replace(self.card, context_length=min(lengths, default=None))
         for replica, outcome in pairs:
             if isinstance(outcome, Fault):
                 self.pool.distrust(replica, outcome)
@@ -145,7 +157,7 @@ class ServedModel:
         if len(named) != 1 or not cards:
             ids = ", ".join(repr(card.id) for card in cards)
             raise Refused(
-                f"{replica.url} serves {ids or 'nothing'}; wanted {self.role}.name = {self.name!r}. Set it to one of them"
+                f"{replica.url} serves {ids or 'nothing'}; wanted {self.name_key} = {self.name!r}. Set it to one of them"
             )
         return named[0]
 
@@ -161,12 +173,20 @@ class ServedModel:
     def _check_same(self, replica: Replica, card: ServedCard, dialect: Dialect, canary: Tensor) -> None:
         if dialect is not self.dialect:
             raise ConfigError(
-                f"{self.role}.base_url: replicas speak {self.dialect.name} and {dialect.name}. Use servers of one kind."
+                f"{self.role}.base_url: the servers speak {self.dialect.name} and {dialect.name}. Use servers of one kind."
             )
+        if card.id != self.card.id:
+            raise ConfigError(
+                f"{self.role}.base_url: the servers call their model {self.card.id!r} and {card.id!r}. Give it one name."
+            )
+        if not self.one_model:
+            return
         try:
+            if card.fingerprint != self.card.fingerprint:
+                raise OtherModel(f"{replica.url} has other weights than {self.pool.replicas[0].url}")
             self.check_canary(replica.url, canary)
         except OtherModel as fault:
-            raise ConfigError(f"{self.role}.base_url: the replicas are not one model: {fault}. Serve one model on all.") from None
+            raise ConfigError(f"{self.role}.base_url: the servers do not serve one model: {fault}. Serve one on all.") from None
 
     def check_canary(self, url: str, found: Tensor) -> None:
         """Raise OtherModel if these are not the numbers of the model first met."""
@@ -176,7 +196,9 @@ class ServedModel:
 
     async def verify(self, replica: Replica) -> None:
         """Whether a replica is alive and still the model first met. Raises a Fault if not."""
-        await self._read_card(replica)
+        card = await self._read_card(replica)
+        if card.fingerprint != self.card.fingerprint:
+            raise OtherModel(f"{replica.url} answers as another model: its weights have changed")
         await self._recognise(replica)
 
     async def _recognise(self, replica: Replica) -> None:
@@ -187,7 +209,7 @@ class ServedModel:
         if not self.dialect.one_row:
             return await self._score([group, self.canary])
         rows = [Tokens(group.prompt_ids, (completion,)) for completion in group.completions]
-        found = await asyncio.gather(*(self._score([row]) for row in rows))
+        found = await all_or_none(self._score([row]) for row in rows)
         return [part for parts in found for part in parts]
 
     async def _score(self, groups: Sequence[TokenGroup]) -> list[Tensor]:
@@ -198,16 +220,23 @@ class ServedModel:
         lengths = [len(completion) for group in groups for completion in group.completions]
 
         def read(response: httpx2.Response) -> list[Tensor]:
+            self._check_fingerprint(response)
             flat = torch.tensor(read_scores(self.dialect, response, groups), dtype=torch.float32)
             parts = list(flat.split(lengths))
             if groups[-1] is self.canary:
                 self.check_canary(str(response.url.copy_with(path="/")), parts.pop())
             return parts
 
-        return await self.pool.send(self._encode(groups), read, check=self._recognise if self.dialect.one_row else None)
+        def make() -> Request:
+            return self.dialect.encode(groups, model=self.card.id, temperature=self._at(self.dialect))
 
-    def _encode(self, groups: Sequence[TokenGroup]) -> Request:
-        return self.dialect.encode(groups, model=self.card.id, temperature=self._at(self.dialect))
+        return await self.pool.send(make, read, check=self._recognise if self.dialect.one_row else None)
+
+    def _check_fingerprint(self, response: httpx2.Response) -> None:
+        """`topd serve` says with every answer which weights gave it."""
+        said = response.headers.get("x-topd-fingerprint")
+        if said is not None and self.card.fingerprint not in (None, said):
+            raise OtherModel(f"{response.url.copy_with(path='/')} answers as another model: its weights have changed")
 
     def _at(self, dialect: Dialect) -> float:
         return self.temperature if dialect.honours_temperature else 1.0

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -20,16 +21,19 @@ def export(model: LanguageModel, folder: Path) -> None:
         model.tokenizer.save_pretrained(partial)
 
 
-def export_untied(model: LanguageModel, folder: Path) -> None:
-    """As `export`, with an output head of its own even where the model ties it to the embedding.
+def export_untied(model: LanguageModel, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+    """As `export`, in `dtype`, with an output head of its own even where the model ties it to the embedding.
 
     A running server that reloads a tied checkpoint can miss the head, and then serves neither the old nor the new weights.
     """
     module = merged(model)
-    config = json.loads(module.config.to_json_string(use_diff=False)) | {"tie_word_embeddings": False}
+    config = json.loads(module.config.to_json_string(use_diff=False)) | {
+        "tie_word_embeddings": False,
+        "dtype": str(dtype).removeprefix("torch."),
+    }
     with replacing(folder) as partial:
         partial.mkdir()
-        save_file(_on_cpu(untied_weights(module)), partial / "model.safetensors", metadata={"format": "pt"})
+        save_file(_on_cpu(untied_weights(module), dtype), partial / "model.safetensors", metadata={"format": "pt"})
         (partial / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
         model.tokenizer.save_pretrained(partial)
 
@@ -50,6 +54,6 @@ def merged(model: LanguageModel) -> PreTrainedModel:
     return adapter.merge_and_unload()
 
 
-def _on_cpu(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def _on_cpu(weights: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     """Copies, none sharing memory with another, which safetensors refuses."""
-    return {name: tensor.cpu().contiguous().clone() for name, tensor in weights.items()}
+    return {name: tensor.to("cpu", dtype, copy=True).contiguous() for name, tensor in weights.items()}

@@ -1,11 +1,12 @@
 """Load a causal language model by name: folder, hub id, .gguf file, GGUF inside a Python package, or one that ships here."""
 
+import contextlib
 import copy
 import dataclasses
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from topd.config import Dtype, LoraConfig
@@ -112,19 +113,31 @@ def _resolve(name: str, role: str) -> str:
 
 
 def _eos_token_ids(module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """The tokenizer's end token first, then whatever else generation_config stops at."""
-    generation = module.generation_config.eos_token_id if module.generation_config else None
-    others = [generation] if isinstance(generation, int) else list(generation or [])
-    ids = dict.fromkeys(([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]) + others)
+    ids = _end_tokens(tokenizer, module.generation_config)
     if not ids:
         raise ConfigError(
             "the model names no end token (neither tokenizer nor generation_config.json), so completions would never stop. "
             "Set eos_token in its tokenizer_config.json."
         )
-    return tuple(ids)
+    return ids
 
 
-def replica(model: LanguageModel, dtype: torch.dtype) -> LanguageModel:
+def end_tokens(name: str | None, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...] | None:
+    """Tokens that end a completion of a model that is not loaded, from its folder or hub id; None if it names none."""
+    generation = None
+    with contextlib.suppress(OSError, ValueError):  # not every model has a generation_config.json
+        generation = GenerationConfig.from_pretrained(name)
+    return _end_tokens(tokenizer, generation) or None
+
+
+def _end_tokens(tokenizer: PreTrainedTokenizerBase, generation: GenerationConfig | None) -> tuple[int, ...]:
+    """The tokenizer's end token first, then whatever else generation_config stops at."""
+    also = generation.eos_token_id if generation else None
+    others = [also] if isinstance(also, int) else list(also or [])
+    return tuple(dict.fromkeys(([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]) + others))
+
+
+def frozen_copy(model: LanguageModel, dtype: torch.dtype) -> LanguageModel:
     """A frozen copy of the model in another precision, adapters included, to sample from."""
     module = copy.deepcopy(model.module).requires_grad_(False)
     for parameter in module.parameters():  # not .to(dtype), which also rounds the rotary frequencies

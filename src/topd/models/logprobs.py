@@ -17,6 +17,9 @@ from topd.models.language_model import LanguageModel
 from topd.models.prefix import reading, recording
 from topd.ops.logprobs import CHUNK_ELEMENTS, chunked_token_logprobs
 
+SLACK = 1e-4
+"""A log-prob may exceed 0 by rounding."""
+
 
 @runtime_checkable
 class TokenGroup(Protocol):

@@ -35,6 +35,7 @@ class EmbeddedEngine:
     replica of it."""
 
     kind = "embedded"
+    tolerance: float | None = None
 
     def __init__(self, model: LanguageModel, *, max_concurrent_rollouts: int, policy: LanguageModel | None = None) -> None:
         self.model = model
@@ -56,6 +57,9 @@ class EmbeddedEngine:
 
     def keep_weights(self) -> None:
         """Nothing: it never samples ahead."""
+
+    def describe(self) -> str:
+        return f"{self.model.name}, in this process"
 
     def behaviour(self, policy_version: int) -> LanguageModel | None:
         trained = self.policy or self.model

@@ -29,6 +29,8 @@ class Engine(Protocol):
     kind: str
     """What computes its log-probs: "embedded" is topd itself."""
     policy_version: int
+    tolerance: float | None
+    """Nats by which its log-probs may differ from the trainer's, on average over a group; None: they are not compared."""
 
     @property
     def context_length(self) -> int | None:
@@ -55,6 +57,10 @@ class Engine(Protocol):
 
     def keep_weights(self) -> None:
         """Copy the policy as it is now: it changes before what is sampled next is scored."""
+        ...
+
+    def describe(self) -> str:
+        """What it is and how it is, in a few words."""
         ...
 
     def behaviour(self, policy_version: int) -> LanguageModel | None:

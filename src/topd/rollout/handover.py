@@ -4,7 +4,9 @@ A real server was seen to serve neither the old nor the new weights after a relo
 written, prefix caches are dropped, and a fixed probe is scored there and compared with the trainer after every hand-over.
 """
 
+import asyncio
 import contextlib
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -12,6 +14,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from topd.endpoint.background import LAST_WORDS
+from topd.endpoint.faults import Unavailable
 from topd.endpoint.replica import Replica, Request
 from topd.errors import RunStopped
 from topd.models.export import export_untied
@@ -25,13 +29,16 @@ TOLERANCE = {"float32": 2e-3, "bfloat16": 0.1}
 STALE, ROUNDING = 0.25, 1e-5
 """Numbers that are this share nearer to an earlier version's are that version's, unless all that differs is rounding (nats)."""
 
+RESUME_S = 10.0
+CACHE_TRIES, CACHE_PAUSE_S = 20, 0.5
+
 
 @runtime_checkable
 class Transport(Protocol):
     """How weights get to a server."""
 
-    def publish(self, policy: LanguageModel) -> None:
-        """Make the policy's weights ready, once for all servers."""
+    def publish(self, policy: LanguageModel, dtype: torch.dtype) -> None:
+        """Make the policy's weights ready in the servers' precision, once for all of them."""
         ...
 
     async def deliver(self, replica: Replica, policy_version: int) -> None:
@@ -46,8 +53,8 @@ class FilesTransport:
         self.folder = folder
         self._parent_is_ours = not folder.parent.exists()
 
-    def publish(self, policy: LanguageModel) -> None:
-        export_untied(policy, self.folder)
+    def publish(self, policy: LanguageModel, dtype: torch.dtype = torch.float32) -> None:
+        export_untied(policy, self.folder, dtype)
 
     async def deliver(self, replica: Replica, policy_version: int) -> None:
         kwargs = {"weights_path": str(self.folder.resolve())}
@@ -68,15 +75,13 @@ class Proof:
         self.groups = list(groups)
         self.tolerance = TOLERANCE[dtype]
         self.expected = torch.empty(0)
-        self.before: Tensor | None = None
         self.earlier: dict[int, Tensor] = {}
         """By version; a few numbers each."""
 
     def renew(self, policy: LanguageModel, policy_version: int) -> None:
         """Score the probe with the policy as it is now."""
-        self.before = self.expected if len(self.expected) else None
-        with torch.no_grad():
-            found = score_groups(policy, self.groups, max_tokens=4096)
+        exact = dataclasses.replace(policy, autocast_dtype=None)  # the trainer's own noise is none of the servers'
+        found = score_groups(exact, self.groups, max_tokens=4096)
         self.expected = torch.cat([part for parts in found for part in parts])
         self.earlier[policy_version] = self.expected
 
@@ -107,10 +112,29 @@ def _distance(a: Tensor, b: Tensor) -> float:
 
 
 async def hand_over(replica: Replica, transport: Transport, policy_version: int) -> None:
-    """Pause, deliver, drop what was cached under the old weights, resume. Raises a Fault."""
-    await replica.send(Request(path="/pause?mode=keep"))
+    """Pause, deliver, drop what was cached under the old weights, resume. Raises a Fault.
+
+    Whatever happens, the server is told to resume: a paused one would answer nothing to anybody.
+    """
     try:
+        await replica.send(Request(path="/pause?mode=keep", json={}))
         await transport.deliver(replica, policy_version)
-        await replica.send(Request(path="/reset_prefix_cache"))
+        await drop_cached(replica)
     finally:
-        await replica.send(Request(path="/resume"))
+        await resume(replica)
+
+
+async def resume(replica: Replica) -> None:
+    """Also when this is being cancelled."""
+    telling = asyncio.create_task(replica.send(Request(path="/resume", json={}), timeout_s=RESUME_S), name=LAST_WORDS)
+    await asyncio.shield(telling)
+
+
+async def drop_cached(replica: Replica) -> None:
+    """Keys and values computed under the old weights. vLLM says with status 200 that it could not."""
+    for _ in range(CACHE_TRIES):
+        response = await replica.send(Request(path="/reset_prefix_cache", json={}))
+        if b'"success":false' not in response.content.replace(b" ", b""):
+            return
+        await asyncio.sleep(CACHE_PAUSE_S)
+    raise Unavailable(f"{replica.url} keeps what it cached under the old weights (/reset_prefix_cache does not succeed)")

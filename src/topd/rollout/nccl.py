@@ -36,8 +36,8 @@ class NcclTransport:
         self._senders: dict[str, Any] = {}
         self._weights: dict[str, Tensor] = {}
 
-    def publish(self, policy: LanguageModel) -> None:
-        self._weights = untied_weights(merged(policy))
+    def publish(self, policy: LanguageModel, dtype: torch.dtype = torch.float32) -> None:
+        self._weights = {name: tensor.to(dtype) for name, tensor in untied_weights(merged(policy)).items()}
 
     async def deliver(self, replica: Replica, policy_version: int) -> None:
         if replica.url not in self._senders:

@@ -33,6 +33,9 @@ class ServedEngine:
     """Samples from a served model. `student` lends its tokenizer; completions end with one of `eos_token_ids`."""
 
     kind = "served"
+    strict_ends = False
+    """Whether completions must end exactly as the student's do. A teacher that is evaluated may have ends of its own."""
+    tolerance: float | None = None
 
     def __init__(
         self, served: ServedModel, background: Background, *, student: LanguageModel, eos_token_ids: Sequence[int]
@@ -45,13 +48,17 @@ class ServedEngine:
 
     @property
     def context_length(self) -> int | None:
-        return self.served.card.context_length
+        length = self.served.card.context_length
+        return None if length is None else length - self.served.dialect.spare_tokens
 
     def load_weights(self, policy_version: int) -> None:
         """Nothing: a teacher never changes."""
 
     def keep_weights(self) -> None:
         """Nothing: a teacher never changes."""
+
+    def describe(self) -> str:
+        return f"{self.served.card.id}, served"
 
     def behaviour(self, policy_version: int) -> LanguageModel | None:
         return None
@@ -93,6 +100,7 @@ class ServedEngine:
     async def _sample(self, prompt: Prompt, params: SamplingParams) -> RolloutGroup:
         version = self.policy_version
         seed = int(stream(*params.seed, prompt.id).integers(2**31))
+        ends = {"stop_token_ids": list(self.eos_token_ids)} if self.strict_ends else {}
         body = {
             "model": self.served.card.id,
             "prompt": list(prompt.token_ids),
@@ -104,9 +112,10 @@ class ServedEngine:
             "logprobs": 0,
             "return_token_ids": True,
             **NEUTRAL,
+            **ends,
         }
         request = Request(path="/v1/completions", json=body)
-        rollouts = await self.served.pool.send(request, lambda response: self._read(response, prompt, params))
+        rollouts = await self.served.pool.send(lambda: request, lambda response: self._read(response, prompt, params))
         return RolloutGroup(prompt=prompt, rollouts=rollouts, policy_version=version)
 
     def _read(self, response: httpx2.Response, prompt: Prompt, params: SamplingParams) -> tuple[Rollout, ...]:
@@ -133,9 +142,11 @@ class ServedEngine:
             raise BadAnswer("a sampled token is outside the student's vocabulary")
         if not all(map(is_logprob, logprobs)):
             raise BadAnswer("a sampled token has a log-prob that is none")
-        stopped = token_ids[-1] in self.eos_token_ids
+        stopped = token_ids[-1] in self.eos_token_ids or (not self.strict_ends and choice.get("finish_reason") == "stop")
         if not stopped and len(token_ids) < params.max_tokens:
             raise BadAnswer(f"a completion ends with token {token_ids[-1]}, which is no end token of the student")
+        if self.strict_ends and not set(token_ids[:-1]).isdisjoint(self.eos_token_ids):
+            raise BadAnswer("a completion goes on after an end token of the student")
         return Rollout(
             token_ids=token_ids,
             logprobs=torch.tensor(logprobs, dtype=torch.float32),

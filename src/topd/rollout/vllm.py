@@ -4,28 +4,33 @@
 """
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Sequence
 
 import torch
 
 from topd.config import Config
 from topd.endpoint.background import Background
-from topd.endpoint.faults import BadAnswer, Fault, Forbidden, Unavailable
+from topd.endpoint.faults import BadAnswer, Fault, Forbidden, Refused
 from topd.endpoint.replica import Replica
 from topd.endpoint.served import ServedModel, make_canary
 from topd.errors import RunStopped
 from topd.models.language_model import LanguageModel
-from topd.models.load import replica as copy_of
+from topd.models.load import frozen_copy
 from topd.rollout.engine import SamplingParams
-from topd.rollout.handover import Proof, Transport, hand_over
+from topd.rollout.handover import Proof, Transport, hand_over, resume
 from topd.rollout.served import ServedEngine
 from topd.types import Prompt, RolloutGroup
+
+TOLERANCE = {"float32": 0.02, "bfloat16": 0.3}
+"""Nats by which sampled log-probs may differ from the trainer's, on average over a group, by `student.dtype`."""
 
 
 class VllmEngine(ServedEngine):
     """Connects at once; samples nothing before `load_weights` has proven that the servers have the policy's weights."""
 
     kind = "vllm"
+    strict_ends = True
 
     def __init__(self, config: Config, policy: LanguageModel, background: Background, *, transport: Transport) -> None:
         rollout = config.rollout
@@ -35,6 +40,7 @@ class VllmEngine(ServedEngine):
             rollout.base_url,
             role="rollout",
             name=rollout.model,
+            name_key="rollout.model",
             api_key_env=rollout.api_key_env,
             canary=canary,
             temperature=1.0,
@@ -42,24 +48,29 @@ class VllmEngine(ServedEngine):
             timeout_s=rollout.timeout_s,
             max_attempts=rollout.max_attempts,
             patience_s=rollout.patience_s,
+            one_model=False,
             verify=self._bring_up_to_date,
         )
         super().__init__(served, background, student=policy, eos_token_ids=policy.eos_token_ids)
         self.policy = policy
         self.transport = transport
+        self.dtype = getattr(torch, config.student.dtype)
+        self.tolerance = TOLERANCE[config.student.dtype]
         self.proof = Proof([canary], dtype=config.student.dtype)
-        self.snapshot = copy_of(policy, policy.module.dtype) if rollout.max_lag else None
+        self.snapshot = _copy(policy) if rollout.max_lag else None
         self.snapshot_version = -1
         background.at_close(served.close)
+        background.run(self._resume_all())
         background.run(served.connect(wait_s=rollout.wait_s))
 
     def load_weights(self, policy_version: int) -> None:
         """Hand the policy's weights over to every server, and prove on each that it serves them.
 
-        Raises RunStopped if a server serves other numbers; a server that cannot be reached is left alone until it can.
+        A server that cannot be reached is left alone until it can, and gets them then; if none can, it is waited for. Raises
+        RunStopped if a server serves other numbers, or none comes back.
         """
         self.proof.renew(self.policy, policy_version)
-        self.transport.publish(self.policy)
+        self.transport.publish(self.policy, self.dtype)
         self.policy_version = policy_version
         try:
             self.background.run(self._hand_over_all())
@@ -81,12 +92,7 @@ class VllmEngine(ServedEngine):
     ) -> list[RolloutGroup]:
         """As `ServedEngine`; afterwards every server must still serve the same weights, or nothing of it is used."""
         groups = super().generate(prompts, params, on_tokens=on_tokens, on_groups=on_groups)
-        try:
-            self.background.run(self._prove_all())
-        except Fault as fault:
-            raise RunStopped(
-                f"rollout: {fault}. Look at the servers, then run the same command with --run.resume true."
-            ) from fault
+        self.background.run(self._prove_all())
         return groups
 
     def behaviour(self, policy_version: int) -> LanguageModel | None:
@@ -104,22 +110,34 @@ class VllmEngine(ServedEngine):
                 mine.copy_(theirs)
         self.snapshot_version = self.policy_version
 
+    def describe(self) -> str:
+        """The servers, for the probe."""
+        replicas = self.served.pool.replicas
+        lost = "".join(f"; {replica.fault}" for replica in replicas if not replica.trusted)
+        return f"{sum(r.trusted for r in replicas)} of {len(replicas)} serve the trainer's weights, proven{lost}"
+
+    async def _resume_all(self) -> None:
+        """A run that was killed in a hand-over has left them paused."""
+        await asyncio.gather(*(resume(replica) for replica in self.served.pool.replicas), return_exceptions=True)
+
     async def _hand_over_all(self) -> None:
-        trusted = [replica for replica in self.served.pool.replicas if replica.trusted]
-        if not trusted:
-            raise Unavailable("; ".join(replica.reason for replica in self.served.pool.replicas))
+        pool = self.served.pool
+        trusted = [replica for replica in pool.replicas if replica.trusted]
         found = await asyncio.gather(*(self._hand_over(replica) for replica in trusted), return_exceptions=True)
-        for outcome in found:
-            if isinstance(outcome, BaseException) and not isinstance(outcome, Fault):
+        hopeless = trusted and all(isinstance(outcome, Refused) for outcome in found)
+        for replica, outcome in zip(trusted, found, strict=True):
+            if isinstance(outcome, Fault) and not (hopeless or isinstance(outcome, Forbidden)):
+                pool.distrust(replica, outcome)
+            elif isinstance(outcome, BaseException):
                 raise outcome
-        faults = [(r, f) for r, f in zip(trusted, found, strict=True) if isinstance(f, Fault)]
-        if len(faults) == len(trusted):
-            raise faults[0][1]
-        for replica, fault in faults:
-            self.served.pool.distrust(replica, fault)
+        await pool.wait_for_one()
 
     async def _hand_over(self, replica: Replica) -> None:
-        await hand_over(replica, self.transport, self.policy_version)
+        """Until it serves the newest version, which may change meanwhile."""
+        version = -1
+        while version != self.policy_version:
+            version = self.policy_version
+            await hand_over(replica, self.transport, version)
         await self._prove(replica)
 
     async def _prove(self, replica: Replica) -> None:
@@ -127,7 +145,14 @@ class VllmEngine(ServedEngine):
         self.proof.check(replica.url, found, self.policy_version)
 
     async def _prove_all(self) -> None:
-        await asyncio.gather(*(self._prove(replica) for replica in self.served.pool.replicas if replica.trusted))
+        """A server that cannot be asked is left alone; what it sampled is compared group by group (teacher/scoring.py)."""
+        trusted = [replica for replica in self.served.pool.replicas if replica.trusted]
+        found = await asyncio.gather(*(self._prove(replica) for replica in trusted), return_exceptions=True)
+        for replica, outcome in zip(trusted, found, strict=True):
+            if isinstance(outcome, Fault):
+                self.served.pool.distrust(replica, outcome)
+            elif isinstance(outcome, BaseException):
+                raise outcome
 
     async def _bring_up_to_date(self, replica: Replica) -> None:
         """For a server that was away: it gets the weights anew before it samples again."""
@@ -135,3 +160,8 @@ class VllmEngine(ServedEngine):
             await self._hand_over(replica)
         except RunStopped as error:
             raise BadAnswer(str(error)) from None
+
+
+def _copy(policy: LanguageModel) -> LanguageModel:
+    """To recompute log-probs as the policy does, after it has changed."""
+    return dataclasses.replace(frozen_copy(policy, policy.module.dtype), autocast_dtype=policy.autocast_dtype)

@@ -27,8 +27,8 @@ MAY_CHANGE = re.compile(
     r"run\.(resume|checkpoint_every|keep_checkpoints|steps|device|directory)|eval\.teacher"
     rf"|(teacher|teachers\.[^.]+|rollout)\.({_ENDPOINT}|weights|weights_directory)"
 )
-"""Keys that a resumed run may set anew: how often it saves, where its servers are and how they are asked. A change of any other
-would make one run out of two."""
+"""Keys that a resumed run may set anew: how often it saves, where its servers are and how they are asked (but not whether
+there are any). A change of any other would make one run out of two."""
 
 
 SCORES = "teacher_scores.sqlite"
@@ -122,6 +122,21 @@ def open_run(config: Config) -> Iterator[RunDirectory]:
             raise
 
 
+def check_unused(config: Config) -> None:
+    """Raise ConfigError if a run is going on in the folder: a probe would take its servers' weights away."""
+    lock = Path(config.run.directory).expanduser() / ".lock"
+    if not lock.is_file():
+        return
+    with lock.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(
+                f'a run is going on in run.directory = "{lock.parent}", and this would disturb its servers. Wait for it, or name '
+                "another folder."
+            ) from error
+
+
 def _check_claim(path: Path, config: Config) -> None:
     recorded = path / "config.toml"
     if config.run.resume and recorded.is_file():
@@ -143,6 +158,7 @@ def _check_unchanged(recorded: Path, config: Config) -> None:
     now = _flat(tomllib.loads(config_file.dump(config)))
     changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
     refused = [key for key in changed if not MAY_CHANGE.fullmatch(key)]
+    refused += [key for key in changed if key.endswith(".base_url") and (key in before) != (key in now)]
     if "run.steps" in changed and config.trainer.schedule != "constant":
         refused.append("run.steps")
     if refused:

@@ -8,6 +8,7 @@ import math
 import re
 import resource
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from topd.ops.advantage import segment_mean_std
 from topd.ops.weighting import tokens_per_group
-from topd.types import Credit, CreditInput, ScoredGroup, StepReport
+from topd.types import Credit, CreditInput, Prompt, ScoredGroup, StepReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +52,18 @@ METRICS = (
     Metric("teacher/log_ratio_p01", "nats", "1st percentile of teacher minus behaviour log-prob: the heavy tail."),
     Metric("teacher/log_ratio_p50", "nats", "Median of it."),
     Metric("teacher/log_ratio_p99", "nats", "99th percentile of it."),
-    Metric("teacher/dropped_groups", "groups", "Groups of the step that the teacher could not score, and that were left out."),
+    Metric(
+        "teacher/dropped_groups",
+        "groups",
+        "Groups of the step that were left out: the teacher could not score them, or other weights sampled them.",
+    ),
     Metric("teacher/requests", "requests", "Requests to a served teacher's servers since the step before.", volatile=True),
     Metric("teacher/retries", "requests", "Requests that failed and were made again.", volatile=True),
     Metric("teacher/cached", "completions", "Completions whose scores were still on disk, after a resume.", volatile=True),
     Metric("teacher/NAME/gap", "nats per token", "teacher/gap over the prompts of [teachers.NAME], where there are several."),
     Metric("teacher/NAME/reward", "nats", "token_reward/mean over them."),
     Metric("teacher/NAME/groups", "groups", "How many groups they were."),
+    Metric("teacher/NAME/dropped_groups", "groups", "teacher/dropped_groups among them."),
     Metric("token_reward/std_in_group", "nats", "Mean over groups of the standard deviation of per-token rewards in a group."),
     Metric("advantage/degenerate_groups", "share", "Groups without any signal: all advantages are 0."),
     Metric("ratio/p01", "ratio", "1st percentile of the importance ratio over all tokens and updates of the step."),
@@ -85,7 +91,7 @@ METRICS = (
     Metric("train/updates", "count", "Optimizer updates in this step."),
     Metric("tokens/rollout", "tokens", "Completion tokens of the step."),
     Metric("tokens/total", "tokens", "Completion tokens since the start of the run."),
-    Metric("seconds/rollout", "s", "Time to sample.", volatile=True),
+    Metric("seconds/rollout", "s", "Time to sample; with rollout.max_lag = 1, to wait for what is sampled ahead.", volatile=True),
     Metric("seconds/teacher", "s", "Time to grade and score, recomputation included.", volatile=True),
     Metric("seconds/update", "s", "Time of all updates of the step.", volatile=True),
     Metric(
@@ -124,13 +130,14 @@ def step_metrics(
     seconds: Mapping[str, float],
     tokens_before: int,
     sampled: bool,
-    dropped: int = 0,
+    prompts: Sequence[Prompt] = (),
     counts: Mapping[str, int] | None = None,
     teacher_of: Mapping[str, str] | None = None,
 ) -> dict[str, float | int | None]:
     """All metrics of one step. What does not apply (`sampled` is False for demonstrations) or is infinite is None.
 
-    `counts`: of a served teacher. `teacher_of`: domain -> name of its teacher, where there are several.
+    `prompts`: of the step, also those whose groups were dropped. `counts`: of a served teacher. `teacher_of`: domain -> name of
+    its teacher, where there are several.
     """
     num_tokens = int(flat.lengths.sum())
     values: dict[str, float | int | None] = {"step": step, "policy_version": policy_version}
@@ -140,8 +147,7 @@ def step_metrics(
     values |= _update_metrics(reports)
     values |= {f"teacher/{name}": value for name, value in (counts or {}).items()}
     values |= _per_teacher(groups, flat, credit, teacher_of or {})
-    if flat.teacher_logprobs is not None:
-        values["teacher/dropped_groups"] = dropped
+    values |= _dropped(prompts, groups, teacher_of or {})
     if sampled:
         values |= _policy_metrics(groups, reports) | _ratio_metrics(reports)
         values["policy/lag"] = policy_version - len(reports) - groups[0].group.policy_version
@@ -159,6 +165,15 @@ def step_metrics(
 def declared_name(name: str) -> str:
     """The name in the table: teacher/math/gap is declared as teacher/NAME/gap."""
     return re.sub(r"^teacher/[^/]+/", "teacher/NAME/", name)
+
+
+def _dropped(prompts: Sequence[Prompt], groups: Sequence[ScoredGroup], teacher_of: Mapping[str, str]) -> dict[str, int]:
+    """How many of the step's prompts have no group, in all and by teacher."""
+    there = {scored.group.prompt.id for scored in groups}
+    lost = [prompt for prompt in prompts if prompt.id not in there]
+    names = Counter(teacher_of[prompt.domain] for prompt in lost if prompt.domain in teacher_of)
+    asked = {teacher_of[prompt.domain] for prompt in prompts if prompt.domain in teacher_of}
+    return {"teacher/dropped_groups": len(lost)} | {f"teacher/{name}/dropped_groups": names[name] for name in asked}
 
 
 def _per_teacher(

@@ -1,6 +1,7 @@
 """The routes: what is read, computed and answered."""
 
 import asyncio
+import functools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -123,7 +124,8 @@ class _Api:
         asked = read(DetokenizeRequest, await self._body(request))
         self._check_model(asked.model)
         ids = token_ids(asked.tokens, self.model, "tokens") if asked.tokens else ()
-        return json_response({"prompt": await run_in_threadpool(self.spelling.text, ids)})
+        decode = functools.partial(self.model.tokenizer.decode, skip_special_tokens=asked.skip_special_tokens)
+        return json_response({"prompt": await run_in_threadpool(decode, ids)})
 
     async def completions(self, request: Request) -> Response:
         asked = read(CompletionRequest, await self._body(request))
@@ -150,6 +152,7 @@ class _Api:
         return Response(body, media_type="application/x-safetensors", headers=headers)
 
     async def pause(self, request: Request) -> Response:
+        _require_json(request)
         mode = request.query_params.get("mode", "abort")
         if mode not in PAUSE_MODES:
             raise ApiError(400, f"mode must be one of {', '.join(PAUSE_MODES)}, found {mode}", param="mode")
@@ -157,10 +160,12 @@ class _Api:
         return json_response({"status": "paused"})
 
     async def resume(self, request: Request) -> Response:
+        _require_json(request)
         self.queue.resume()
         return json_response({"status": "resumed"})
 
     async def reset_prefix_cache(self, request: Request) -> Response:
+        _require_json(request)
         return json_response({"success": True})
 
     async def collective_rpc(self, request: Request) -> Response:
@@ -196,8 +201,7 @@ class _Api:
         """The JSON object of the body. Its size is checked while it arrives."""
         limit, size, chunks = self.settings.max_body_bytes, 0, []
         declared = request.headers.get("content-length", "")
-        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            raise ApiError(400, "the Content-Type must be application/json")  # which no foreign web page can send unasked
+        _require_json(request)
         try:
             if declared.isdecimal() and int(declared) > limit:
                 raise _too_large(limit)
@@ -222,6 +226,12 @@ async def _left(request: Request) -> None:
     """Returns when the client has closed its connection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def _require_json(request: Request) -> None:
+    """No foreign web page can send that type unasked."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise ApiError(400, "the Content-Type must be application/json")
 
 
 def _too_large(limit: int) -> ApiError:

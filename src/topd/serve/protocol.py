@@ -154,6 +154,7 @@ class DetokenizeRequest(ApiRequest):
     """POST /detokenize."""
 
     tokens: list[Any]
+    skip_special_tokens: bool = False
 
 
 R = TypeVar("R", bound=ApiRequest)

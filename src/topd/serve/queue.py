@@ -34,10 +34,11 @@ class Task:
 class TaskQueue:
     """Any thread may put work in; one takes it out (`next` or `take`) and says when it is done (`finished`)."""
 
-    def __init__(self, metrics: ServerMetrics, *, max_requests: int, max_batch_tokens: int) -> None:
+    def __init__(self, metrics: ServerMetrics, *, max_requests: int, max_batch_tokens: int, alone: bool = False) -> None:
         self._metrics = metrics
         self._max_requests = max_requests
-        self._limits: dict[type[Work], int] = {Reload: 1, Scoring: max_batch_tokens, Sampling: SAMPLING_ROWS}
+        sizes = (1, 0, 0) if alone else (1, max_batch_tokens, SAMPLING_ROWS)
+        self._limits: dict[type[Work], int] = dict(zip((Reload, Scoring, Sampling), sizes, strict=True))
         self._changed = threading.Condition()
         self._waiting: dict[type[Work], deque[Task]] = {work: deque() for work in self._limits}
         self._requests: Counter[object] = Counter()

@@ -48,6 +48,8 @@ class ServeOptions:
     max_body_mb: float = 32.0
     token: str | None = field(default=None, repr=False)
     allow_reload: bool = False
+    batch_invariant: bool = False
+    """Compute every request alone, so that its answer never depends, in the last bits, on who else asks."""
 
 
 def serve(options: ServeOptions) -> int:
@@ -77,7 +79,13 @@ class Server(uvicorn.Server):
         self.options = options
         self.on_ready = on_ready
         metrics = ServerMetrics()
-        self.worker = Worker(model, metrics, max_queue=options.max_queue, max_tokens=options.max_tokens_per_microbatch)
+        self.worker = Worker(
+            model,
+            metrics,
+            max_queue=options.max_queue,
+            max_tokens=options.max_tokens_per_microbatch,
+            alone=options.batch_invariant,
+        )
         settings = AppSettings(
             name=self.name,
             max_body_bytes=int(options.max_body_mb * 1e6),

@@ -48,11 +48,13 @@ class Sampled:
 
 
 class Worker:
-    """Owns the model: computes what is in the queue, until that is closed."""
+    """Owns the model: computes what is in the queue, until that is closed. `alone`: one request at a time."""
 
-    def __init__(self, model: LanguageModel, metrics: ServerMetrics, *, max_queue: int, max_tokens: int) -> None:
+    def __init__(
+        self, model: LanguageModel, metrics: ServerMetrics, *, max_queue: int, max_tokens: int, alone: bool = False
+    ) -> None:
         self.model = model
-        self.queue = TaskQueue(metrics, max_requests=max_queue, max_batch_tokens=max_tokens)
+        self.queue = TaskQueue(metrics, max_requests=max_queue, max_batch_tokens=max_tokens, alone=alone)
         self.fingerprint = fingerprint(model)
         self._metrics = metrics
         self._max_tokens = max_tokens

@@ -3,7 +3,6 @@
 A group that cannot be scored is given up alone; the run goes on without it, or stops once too many are (teacher/scoring.py).
 """
 
-import asyncio
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
@@ -12,13 +11,14 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from topd.config import TeacherConfig
-from topd.endpoint.background import Background
+from topd.endpoint.background import Background, all_or_none
 from topd.endpoint.cache import ScoreCache
 from topd.endpoint.faults import Fault, Forbidden
 from topd.endpoint.replica import Request
 from topd.endpoint.served import CANARY_TOLERANCE, ServedModel, make_canary, patiently
 from topd.errors import ConfigError, RunStopped, first_line
 from topd.models.language_model import LanguageModel
+from topd.models.load import end_tokens
 from topd.models.logprobs import Tokens
 from topd.rollout.served import ServedEngine
 from topd.teacher.fit import check_decoding, check_end_tokens, check_tokenizer, end_token_map
@@ -28,9 +28,6 @@ from topd.types import RolloutGroup
 
 MAX_REQUEST_TOKENS = 131_072
 """Prompt and completion tokens in one request; a larger group is cut by rows."""
-
-ENGINE_KINDS = {"topd": "embedded", "SGLang": "sglang"}
-"""By the first word of the dialect; others are vLLM or like it."""
 
 
 class EndpointTeacher:
@@ -79,11 +76,12 @@ class EndpointTeacher:
 
     @property
     def engine_kind(self) -> str:
-        return ENGINE_KINDS.get(self.served.dialect.name.split()[0], "vllm")
+        return self.served.dialect.engine_kind
 
     @property
     def context_length(self) -> int | None:
-        return self.served.card.context_length
+        length = self.served.card.context_length
+        return None if length is None else length - self.served.dialect.spare_tokens
 
     @property
     def identity(self) -> str:
@@ -115,14 +113,11 @@ class EndpointTeacher:
         return end_token_map(self.student.eos_token_ids, ends)
 
     def _eos_token_ids(self) -> tuple[int, ...] | None:
-        if self.tokenizer is not None and self.tokenizer.eos_token_id is not None:
-            return (self.tokenizer.eos_token_id,)
-        return self.served.card.eos_token_ids
+        return self.served.card.eos_token_ids or (end_tokens(self.config.tokenizer, self.tokenizer) if self.tokenizer else None)
 
-    def checks(self, student: LanguageModel) -> list[Check]:
-        """The servers, the vocabulary and the end tokens."""
+    def checks(self, student: LanguageModel, *, asked: bool) -> list[Check]:
         replicas = self.served.pool.replicas
-        lost = "".join(f"; {replica.reason}" for replica in replicas if not replica.trusted)
+        lost = "".join(f"; {replica.fault}" for replica in replicas if not replica.trusted)
         trusted = sum(replica.trusted for replica in replicas)
         card = self.served.card
         detail = (
@@ -130,7 +125,7 @@ class EndpointTeacher:
             f"{f', weights {card.fingerprint[:12]}' if card.fingerprint else ''}{lost}"
         )
         checks = [Check(name="teacher servers", ok=True, detail=detail), self._check_vocabulary(student)]
-        if checks[-1].ok:
+        if checks[-1].ok and asked:
             checks.append(self._check_end_tokens(student))
         return checks
 
@@ -149,7 +144,8 @@ class EndpointTeacher:
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         replica = next(replica for replica in self.served.pool.replicas if replica.trusted)
-        request = Request(path="/detokenize", json={"model": self.served.card.id, "tokens": list(token_ids)})
+        body = {"model": self.served.card.id, "tokens": list(token_ids), "skip_special_tokens": False}
+        request = Request(path="/detokenize", json=body)
         answer = self.background.run(patiently(replica, request)).json()
         return str(answer["prompt"] if "prompt" in answer else answer["text"])
 
@@ -200,7 +196,7 @@ class EndpointTeacher:
         missing = [i for i, part in enumerate(known) if part is None]
         self._cached += len(known) - len(missing)
         pieces = _cut(Tokens(group.prompt_ids, tuple(group.completions[i] for i in missing)))
-        answers = await asyncio.gather(*(self._ask(piece) for piece in pieces))
+        answers = await all_or_none(self._ask(piece) for piece in pieces)
         new = dict(zip(missing, (part for parts in answers for part in parts), strict=True))
         return [new[i] if part is None else part for i, part in enumerate(known)]
 

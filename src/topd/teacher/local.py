@@ -36,13 +36,11 @@ class LocalTeacher:
         self.map_eos = map_eos or {}
         self.context_length: int | None = model.context_length
 
-    def checks(self, student: LanguageModel) -> list[Check]:
+    def checks(self, student: LanguageModel, *, asked: bool) -> list[Check]:
         vocabulary = check_vocabulary(student, self.model)
-        return (
-            [vocabulary, check_end_tokens(student, self.model.eos_token_ids, bool(self.map_eos))]
-            if vocabulary.ok
-            else [vocabulary]
-        )
+        if not (vocabulary.ok and asked):
+            return [vocabulary]
+        return [vocabulary, check_end_tokens(student, self.model.eos_token_ids, bool(self.map_eos))]
 
     def prefetch(self, groups: Sequence[RolloutGroup]) -> None:
         """Nothing: the processor is busy sampling."""

@@ -9,10 +9,12 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from topd.config import Config
+from topd.errors import RunStopped
 from topd.models.language_model import LanguageModel
 from topd.models.logprobs import score_groups
 from topd.ops.proximal import proximal_reward
 from topd.rollout.engine import Engine, SamplingParams
+from topd.teacher.scoring import broken_scores
 from topd.teacher.teacher import Check, Teacher, Unscored
 from topd.types import Prompt, RolloutGroup
 
@@ -23,24 +25,40 @@ REWARD_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 
 
 def check_run(
-    config: Config, *, student: LanguageModel, engine: Engine, teacher: Teacher | None, prompts: Sequence[Prompt]
+    config: Config,
+    *,
+    student: LanguageModel,
+    engine: Engine,
+    teacher: Teacher | None,
+    prompts: Sequence[Prompt],
+    evaluated: Sequence[Prompt] = (),
 ) -> Iterator[Check]:
     """Facts about the run: context, temperature, log-probs really returned, and a student that is its own teacher.
 
-    Without a teacher only what concerns the student is looked at.
+    Without a teacher only what concerns the student is looked at. `evaluated` are the prompts of benchmarks.
     """
-    longest = max(len(prompt.token_ids) for prompt in prompts)
-    rooms = (student.context_length, engine.context_length, teacher.context_length if teacher is not None else None)
-    yield _check_context(config, longest, min(room for room in rooms if room is not None))
+    room = min(length for length in (student.context_length, engine.context_length) if length is not None)
+    with_teacher = min(room, (teacher.context_length if teacher is not None else None) or room)
+    yield _check_context("context", "rollout", prompts, config.rollout.max_completion_tokens, with_teacher)
+    key = "eval" if config.eval.max_completion_tokens else "rollout"
+    limit = config.eval.max_completion_tokens or config.rollout.max_completion_tokens
+    if evaluated and engine.kind != "embedded":
+        yield _check_context("context of evaluations", key, evaluated, limit, room)
     if teacher is not None:
         yield _check_temperature(config.rollout.temperature, teacher.honours_temperature)
+    try:
+        engine.load_weights(engine.policy_version)
+    except RunStopped as error:
+        yield Check(name="rollout servers", ok=False, detail=str(error))
+        return
+    if engine.kind != "embedded":
+        yield Check(name="rollout servers", ok=True, detail=engine.describe())
     params = SamplingParams(
         n=PROBE_ROLLOUTS,
         max_tokens=min(PROBE_TOKENS, config.rollout.max_completion_tokens),
         temperature=config.rollout.temperature,
         seed=(config.run.seed, "probe"),
     )
-    engine.load_weights(engine.policy_version)
     groups = engine.generate(probe_prompts(prompts), params)
     if teacher is not None:
         yield _check_scores(teacher, groups)
@@ -54,13 +72,13 @@ def probe_prompts(prompts: Sequence[Prompt]) -> list[Prompt]:
     return list(chosen.values())
 
 
-def _check_context(config: Config, longest: int, room: int) -> Check:
-    needed = longest + config.rollout.max_completion_tokens
-    detail = f"longest prompt {longest} + {config.rollout.max_completion_tokens} completion tokens, context {room}"
-    if needed <= room:
-        return Check(name="context", ok=True, detail=detail)
-    remedy = "Lower rollout.max_completion_tokens, or set task.max_prompt_tokens to drop long prompts."
-    return Check(name="context", ok=False, detail=f"{detail}: too short by {needed - room}. {remedy}")
+def _check_context(name: str, section: str, prompts: Sequence[Prompt], limit: int, room: int) -> Check:
+    longest = max(len(prompt.token_ids) for prompt in prompts)
+    detail = f"longest prompt {longest} + {limit} completion tokens, context {room}"
+    if longest + limit <= room:
+        return Check(name=name, ok=True, detail=detail)
+    remedy = f"Lower {section}.max_completion_tokens, or set task.max_prompt_tokens to drop long prompts."
+    return Check(name=name, ok=False, detail=f"{detail}: too short by {longest + limit - room}. {remedy}")
 
 
 def _check_temperature(temperature: float, honoured: bool) -> Check:
@@ -77,13 +95,9 @@ def _check_temperature(temperature: float, honoured: bool) -> Check:
 def _check_scores(teacher: Teacher, groups: Sequence[RolloutGroup]) -> Check:
     name = "teacher log-probs"
     for group, scores in zip(groups, teacher.score(groups), strict=True):
-        if isinstance(scores, Unscored):
-            return Check(name=name, ok=False, detail=scores.reason)
-        for completion, logprobs in zip(group.completions, scores, strict=True):
-            if len(logprobs) != len(completion):
-                return Check(name=name, ok=False, detail=f"{len(logprobs)} numbers for {len(completion)} tokens.")
-            if bool(logprobs.isnan().any()) or float(logprobs.max()) > 1e-4:
-                return Check(name=name, ok=False, detail="NaN or above 0: the teacher's weights or server are broken.")
+        broken = scores.reason if isinstance(scores, Unscored) else broken_scores(group, scores)
+        if broken is not None:
+            return Check(name=name, ok=False, detail=broken)
     num_tokens = sum(len(completion) for group in groups for completion in group.completions)
     return Check(name=name, ok=True, detail=f"one for each of {num_tokens} probe tokens")
 
@@ -102,5 +116,5 @@ def check_self_teacher(config: Config, student: LanguageModel, groups: Sequence[
         name="student as own teacher",
         ok=False,
         detail=f"{detail}: sampling and scoring disagree about the same tokens, so every reward would be wrong. Look at dtype, "
-        "temperature and the engine.",
+        "temperature and the engine (vLLM needs --logprobs-mode processed_logprobs where rollout.temperature is not 1).",
     )

@@ -54,11 +54,11 @@ class RoutedTeacher:
         known = [teacher.context_length for teacher in self.teachers.values() if teacher.context_length is not None]
         return min(known, default=None)
 
-    def checks(self, student: LanguageModel) -> list[Check]:
+    def checks(self, student: LanguageModel, *, asked: bool) -> list[Check]:
         return [
             Check(name=f"{check.name} ({name})", ok=check.ok, detail=check.detail)
             for name, teacher in self.teachers.items()
-            for check in teacher.checks(student)
+            for check in teacher.checks(student, asked=asked)
         ]
 
     def prefetch(self, groups: Sequence[RolloutGroup]) -> None:
@@ -89,6 +89,7 @@ class RoutedEngine:
 
     kind = "served"
     policy_version = 0
+    tolerance: float | None = None
     context_length: int | None = None
 
     def __init__(self, engines: Mapping[str, Engine], routes: Mapping[str, str]) -> None:
@@ -115,6 +116,9 @@ class RoutedEngine:
 
     def keep_weights(self) -> None:
         """Nothing: teachers never change."""
+
+    def describe(self) -> str:
+        return ", ".join(f"{name}: {engine.describe()}" for name, engine in self.engines.items())
 
     def behaviour(self, policy_version: int) -> LanguageModel | None:
         return None

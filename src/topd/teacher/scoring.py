@@ -8,20 +8,17 @@ the sampled ones; otherwise the trainer recomputes its own before the first upda
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from topd.errors import RunStopped
-from topd.models.logprobs import score_groups
+from topd.models.logprobs import SLACK, score_groups
 from topd.rollout.engine import Engine
 from topd.tasks.grading import Grader
 from topd.teacher.teacher import Scores, Teacher, Unscored
 from topd.types import RolloutGroup, ScoredGroup
-
-SLACK = 1e-4
-"""A log-prob may exceed 0 by rounding."""
 
 
 def score(
@@ -42,30 +39,63 @@ def score(
     own = _own_logprobs(groups, engine, temperature=temperature, max_tokens=max_tokens)
     taught: Sequence[Scores | Unscored | None]
     taught = [None] * len(groups) if teacher is None else teacher.score(groups, on_tokens=on_tokens)
-    kinds = {teacher and teacher.engine_kind, engine and engine.kind}
-    same_noise = kinds == {"vllm"}
+    same_noise = {teacher and teacher.engine_kind, engine and engine.kind} == {"vllm"}
+    tolerance = engine.tolerance if engine is not None else None
     scored: list[ScoredGroup | Unscored] = []
     for group, old, scores in zip(groups, own, taught, strict=True):
-        if isinstance(scores, Unscored):
-            scored.append(scores)
+        fault = scores if isinstance(scores, Unscored) else _sampled_elsewhere(group, old, tolerance)
+        if fault is not None:
+            scored.append(fault)
             continue
+        assert not isinstance(scores, Unscored)
         _check_scores(group, scores)
         behaviour = tuple(rollout.logprobs for rollout in group.rollouts) if same_noise else old
         scored.append(_scored(group, old, behaviour, scores, grader))
     return scored
 
 
-def kept(scored: Sequence[ScoredGroup | Unscored], max_dropped_share: float) -> list[ScoredGroup]:
-    """The groups with scores. Raises RunStopped if too many have none."""
-    reasons = [each.reason for each in scored if isinstance(each, Unscored)]
-    if len(reasons) > max_dropped_share * len(scored) or len(reasons) == len(scored):
-        shown = "; ".join(f"{reason} (x{count})" for reason, count in Counter(reasons).most_common(3))
-        raise RunStopped(
-            f"the teacher could not score {len(reasons)} of the step's {len(scored)} groups (teacher.max_dropped_share = "
-            f"{max_dropped_share:g}): {shown}. Look at the servers with `topd probe`, then run the same command with "
-            "--run.resume true: what was scored is kept."
-        )
+def kept(
+    groups: Sequence[RolloutGroup],
+    scored: Sequence[ScoredGroup | Unscored],
+    *,
+    max_dropped_share: Mapping[str, float],
+    teacher_of: Mapping[str, str],
+) -> list[ScoredGroup]:
+    """The groups that can be trained on. Raises RunStopped if too many of one teacher's cannot.
+
+    `max_dropped_share`: of each teacher, by the name of its section. `teacher_of`: domain -> teacher, where there are several.
+    """
+    [single] = max_dropped_share if len(max_dropped_share) == 1 else [""]
+    lost: dict[str, list[str | None]] = {}
+    for group, each in zip(groups, scored, strict=True):
+        reason = each.reason if isinstance(each, Unscored) else None
+        lost.setdefault(teacher_of.get(group.prompt.domain, single), []).append(reason)
+    for name, outcomes in lost.items():
+        reasons = [reason for reason in outcomes if reason is not None]
+        allowed = max_dropped_share.get(name, 0.0)
+        if len(reasons) > allowed * len(outcomes) or len(reasons) == len(outcomes):
+            section = f"teachers.{name}" if teacher_of else "teacher"
+            shown = "; ".join(f"{reason} (x{count})" for reason, count in Counter(reasons).most_common(3))
+            raise RunStopped(
+                f"{len(reasons)} of the step's {len(outcomes)} groups could not be scored ({section}.max_dropped_share = "
+                f"{allowed:g}): {shown}. Look at the servers with `topd probe`, then run the same command with "
+                "--run.resume true: what was scored is kept."
+            )
     return [each for each in scored if not isinstance(each, Unscored)]
+
+
+def _sampled_elsewhere(group: RolloutGroup, own: tuple[Tensor, ...], tolerance: float | None) -> Unscored | None:
+    """Whether the engine's log-probs show that other weights, or another distribution, sampled a group."""
+    if tolerance is None:
+        return None
+    sampled = torch.cat([rollout.logprobs for rollout in group.rollouts])
+    off = float((sampled - torch.cat(own)).abs().mean())
+    if off <= tolerance:
+        return None
+    return Unscored(
+        f"completions were sampled with other weights, or at another temperature, than the trainer's: their log-probs are off by "
+        f"{off:.2g} nats on average, {tolerance:g} allowed"
+    )
 
 
 def _own_logprobs(
@@ -78,14 +108,24 @@ def _own_logprobs(
     return score_groups(model, groups, max_tokens=max_tokens, temperature=temperature)
 
 
-def _check_scores(group: RolloutGroup, scores: tuple[Tensor, ...] | None) -> None:
-    """Raise RunStopped, before anything is stored, if a teacher's scores cannot be log-probs of the group's tokens."""
-    for completion, logprobs in zip(group.completions, scores or (), strict=scores is not None):
-        if len(logprobs) != len(completion) or bool(logprobs.isnan().any()) or float(logprobs.max()) > SLACK:
-            raise RunStopped(
-                f"the teacher's scores of prompt {group.prompt.id} are no log-probs (NaN, above 0, or too few). Nothing of this "
-                "step was stored. Look at the teacher with `topd probe`, then run the same command with --run.resume true."
-            )
+def broken_scores(group: RolloutGroup, scores: Scores) -> str | None:
+    """Why these cannot be log-probs of the group's tokens, if they cannot."""
+    for completion, logprobs in zip(group.completions, scores, strict=True):
+        if len(logprobs) != len(completion):
+            return f"{len(logprobs)} numbers for {len(completion)} tokens"
+        if bool(logprobs.isnan().any()) or float(logprobs.max()) > SLACK:
+            return "NaN or above 0: the teacher's weights or server are broken"
+    return None
+
+
+def _check_scores(group: RolloutGroup, scores: Scores | None) -> None:
+    """Raise RunStopped, before anything is stored, for broken scores."""
+    broken = None if scores is None else broken_scores(group, scores)
+    if broken is not None:
+        raise RunStopped(
+            f"the teacher's scores of prompt {group.prompt.id} are no log-probs ({broken}). Nothing of this step was stored. "
+            "Look at the teacher with `topd probe`, then run the same command with --run.resume true."
+        )
 
 
 def _scored(

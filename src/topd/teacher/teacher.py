@@ -47,8 +47,8 @@ class Teacher(Protocol):
     @property
     def context_length(self) -> int | None: ...
 
-    def checks(self, student: LanguageModel) -> list[Check]:
-        """Whether it and the student know the same tokens and end alike."""
+    def checks(self, student: LanguageModel, *, asked: bool) -> list[Check]:
+        """Whether it and the student know the same tokens and, if credit asks it (`asked`), end alike."""
         ...
 
     def prefetch(self, groups: Sequence[RolloutGroup]) -> None:

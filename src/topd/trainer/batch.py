@@ -3,8 +3,10 @@
 Before: algorithms/<type>.py (credit), on the flat streams made here. After: trainer/loss.py.
 """
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from topd.algorithms.base import Weighting
@@ -36,14 +38,17 @@ def make_batches(
     epochs: int,
     seed: tuple[int | str, ...],
 ) -> list[TrainBatch]:
-    """The mini-batches of a step in the order of their updates: whole groups, shuffled anew for every epoch."""
+    """The mini-batches of a step in the order of their updates: whole groups, shuffled anew for every epoch.
+
+    All have `minibatch_prompts` groups. If some groups were dropped, they are as equal as can be: a small one would make an
+    update of full weight.
+    """
     sizes = [sum(map(len, scored.group.completions)) for scored in groups]
     advantages = credit.advantages.split(sizes)
     batches = []
     for epoch in range(epochs):
-        order = stream(*seed, epoch).permutation(len(groups)).tolist()
-        for start in range(0, len(groups), minibatch_prompts):
-            picked = order[start : start + minibatch_prompts]
+        order = stream(*seed, epoch).permutation(len(groups))
+        for picked in np.array_split(order, math.ceil(len(groups) / minibatch_prompts)):
             batches.append(_batch([groups[i] for i in picked], [advantages[i] for i in picked], weighting))
     return batches
 

@@ -1,0 +1,71 @@
+"""A trainer killed with requests in flight, resumed, leaves the same bytes, and does not ask again what it was told."""
+
+import threading
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from tests.endpoint import proxy as faults
+from tests.endpoint.proxy import proxying
+from tests.endpoint.runs import metrics, sampling_config, served_config, train
+from tests.run.test_resume import results, start, wait_for
+from tests.serve.serving import serving
+
+
+def stall_from(number: int, reached: threading.Event) -> faults.Schedule:
+    async def fault(exchange: faults.Exchange) -> None:
+        reached.set()
+        await faults.stall(exchange)
+
+    return lambda now: fault if now >= number else None
+
+
+def kill_when(reached: threading.Event, config: Path) -> None:
+    process = start(config)
+    wait_for(reached.is_set, process)
+    process.kill()
+    process.communicate()
+
+
+def finish(config: Path) -> None:
+    process = start(config, "--run.resume", "true")
+    output, _ = process.communicate()
+    assert process.returncode == 0, output
+
+
+@pytest.mark.slow
+def test_a_trainer_killed_while_the_teacher_is_asked(tmp_path: Path) -> None:
+    """Requests 0 to 2 prove the pair, 3 to 6 are the first step's, 7 and 8 are answered in the second, 9 and 10 are not."""
+    config, reached = tmp_path / "config.toml", threading.Event()
+    with serving(batch_invariant=True) as base, proxying(base) as proxy:
+        train(served_config(tmp_path / "whole", base, run__steps=3))
+        tree = served_config(
+            tmp_path / "run", proxy.url, run__steps=3, teacher__timeout_s=30.0, teacher__max_concurrent_requests=1
+        )
+        config.write_text(tomli_w.dumps(tree))
+        proxy.give(stall_from(9, reached))
+        kill_when(reached, config)
+        assert [path.name for path in (tmp_path / "run/rollouts").iterdir()] == ["step_000001.parquet"]
+        proxy.give(None)
+        finish(config)
+        assert proxy.seen["score"] == 1 + 2 + 4  # the canary, what was not answered, the third step
+    assert results(tmp_path / "run") == results(tmp_path / "whole")
+    probed, answered, completions = 2, 2, 2
+    assert [row["teacher/cached"] for row in metrics(tmp_path / "run")] == [0, (probed + answered) * completions, 0]
+
+
+@pytest.mark.slow
+def test_a_trainer_killed_while_servers_sample(tmp_path: Path) -> None:
+    """The step that was being sampled is sampled again, from weights that are handed over again."""
+    config, reached = tmp_path / "config.toml", threading.Event()
+    with serving("builtin:tiny-student", allow_reload=True, batch_invariant=True) as base, proxying(base) as proxy:
+        train(sampling_config(tmp_path / "whole", base))
+        config.write_text(tomli_w.dumps(sampling_config(tmp_path / "run", proxy.url, rollout__timeout_s=30.0)))
+        proxy.give(stall_from(2 + 1 + 4 + 2, reached), "sample")  # probe, evaluation, first step, half of the second
+        kill_when(reached, config)
+        assert [path.name for path in (tmp_path / "run/rollouts").iterdir()] == ["step_000001.parquet"]
+        proxy.give(None, "sample")
+        finish(config)
+    assert results(tmp_path / "run") == results(tmp_path / "whole")
+    assert not (tmp_path / "run/handover").exists()
