@@ -393,3 +393,45 @@ def test_whatever_happens_the_bound_holds_all_are_answered_and_no_place_is_lost(
     assert all(answer is not None for answer, seconds in zip(found, left, strict=True) if seconds is None)
     assert all(replica.most <= max_concurrent for replica in replicas)
     assert all(replica.outstanding == 0 and replica.trusted for replica in replicas)
+
+
+def test_one_that_is_trusted_is_waited_for_with_patience(clock):
+    back, gone = Scripted("back"), Scripted("gone")
+    for replica in (back, gone):
+        replica.ill = Unavailable(f"{replica.url} is down")
+    pool = pool_of(back, gone, patience_s=20.0)
+
+    async def story():
+        began = clock.monotonic()
+        await pool.wait_for_one()
+        assert clock.monotonic() == began
+        for replica in (back, gone):
+            pool.distrust(replica, replica.ill)
+        with pytest.raises(Unavailable, match="no server has come back for 20 s: http://back is down; http://gone is down"):
+            await pool.wait_for_one()
+        waiting = asyncio.create_task(pool.wait_for_one())
+        await asyncio.sleep(0.1)
+        back.ill = None
+        await waiting
+        assert back.trusted
+        await pool.close()
+
+    clock.run(story())
+
+
+def test_what_is_asked_of_the_replica_besides_decides_too(clock):
+    """`check`: its fault counts as the answer's."""
+    a, b = Scripted("a"), Scripted("b")
+    a.ill = OtherModel("a answers as another model")
+    pool = pool_of(a, b)
+
+    async def check(replica):
+        if replica is a:
+            raise a.ill
+
+    async def story():
+        found = await pool.send(lambda: ASKED, lambda response: response.text, check=check)
+        assert (found, a.trusted, a.calls) == ("b", False, 1)
+        await pool.close()
+
+    clock.run(story())

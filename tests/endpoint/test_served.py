@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.endpoint import proxy as faults
 from tests.endpoint.proxy import proxying
+from tests.endpoint.runs import shorten_pauses
 from tests.fakes import EOS, PAD, make_model, ragged_groups
 from tests.serve.serving import serving
 from topd.endpoint import served as module
@@ -41,6 +42,11 @@ def wrong():
     """The base URL of another model under the same name."""
     with serving(make_model(seed=1), name="m") as base:
         yield base
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch):
+    shorten_pauses(monkeypatch)
 
 
 def served_by(*urls, tokenizer, name="m", verify=None, **options):
@@ -188,10 +194,29 @@ def test_servers_that_cannot_be_reached_are_named_with_a_remedy(tokenizer):
     assert "topd serve MODEL" in said
 
 
-def test_replicas_that_are_not_one_model_are_refused(right, wrong, tokenizer):
+def test_servers_that_are_not_one_model_are_refused(right, wrong, tokenizer):
     said = refusal(served_by(right[0], wrong, tokenizer=tokenizer))
     assert "the servers do not serve one model" in said
+    assert "has other weights" in said
     assert "Serve one on all" in said
+    with proxying(right[0], "vllm") as one, proxying(wrong, "vllm") as other:
+        assert "fixed tokens are off by" in refusal(served_by(one.url, other.url, tokenizer=tokenizer))
+
+
+def test_servers_that_call_it_differently_are_refused(right, tokenizer):
+    with serving(right[1], name="m2") as base:
+        said = refusal(served_by(right[0], base, tokenizer=tokenizer, name=right[1].name))
+    assert "call their model 'm' and 'm2'. Give it one name" in said
+
+
+def test_the_shortest_context_of_all_servers_counts(right, tokenizer):
+    async def shorter(exchange):
+        reply = await exchange.forward()
+        return reply.with_json({"data": [card | {"max_model_len": 99} for card in reply.json["data"]]})
+
+    with proxying(right[0]) as proxy:
+        proxy.give(faults.always(shorter), "models")
+        assert meeting(served_by(right[0], proxy.url, tokenizer=tokenizer)).card.context_length == 99
 
 
 def test_replicas_of_two_kinds_are_refused(right, tokenizer):
@@ -283,11 +308,35 @@ def test_no_answer_of_another_model_is_ever_taken(right, wrong, tokenizer, diale
         assert not served.pool.replicas[0].trusted
 
     with proxying(base, dialect) as proxy:
-        for number, drop in itertools.product((0, 1, 3, 4) if dialect == "generate" else (0, 1), (False, True)):
+        for number, drop in itertools.product((0, 1, 3) if dialect == "generate" else (1,), (False, True)):
             proxy.give(None)
             proxy.upstream = base.removesuffix("/v1")
             served = served_by(proxy.url, tokenizer=tokenizer)
             meeting(served, functools.partial(restarted, number=number, drop=drop))
+
+
+def test_weights_that_differ_less_than_the_canary_shows_are_found_out_by_their_digest(right, tokenizer):
+    """Where the server tells one. Another update of the same run, say."""
+    base, model = right
+    near = make_model(seed=0)
+    with torch.no_grad():
+        near.module.get_input_embeddings().weight.mul_(1.0001)
+
+    async def restarted(served):
+        proxy.upstream = close_by.removesuffix("/v1")
+        with pytest.raises(Fault, match="answers as another model: its weights have changed"):
+            await served.score(GROUP)
+        [replica] = served.pool.replicas
+        while not replica.is_another_model:
+            await asyncio.sleep(0.02)
+        proxy.upstream = base.removesuffix("/v1")
+        while not replica.trusted:
+            await asyncio.sleep(0.02)
+        return await served.score(GROUP)
+
+    with serving(near, name="m") as close_by, proxying(base) as proxy:
+        found = meeting(served_by(proxy.url, tokenizer=tokenizer), restarted)
+    torch.testing.assert_close(torch.cat(found), expected(model), atol=1e-5, rtol=1e-5)
 
 
 def test_a_wrong_replica_is_left_out_and_taken_back_once_it_is_right(right, wrong, tokenizer):

@@ -10,11 +10,13 @@ from safetensors.torch import load_file
 from tests.endpoint import proxy as faults
 from tests.endpoint.proxy import proxying
 from tests.fakes import make_model
-from tests.serve.serving import serving
-from topd.endpoint.faults import Fault, Refused
+from tests.serve.serving import serving, wait_until
+from topd.endpoint.background import Background
+from topd.endpoint.faults import Fault, Refused, Unavailable
 from topd.endpoint.replica import Replica
 from topd.errors import RunStopped
 from topd.models.logprobs import Tokens, score_groups
+from topd.rollout import handover
 from topd.rollout.handover import ROUNDING, TOLERANCE, FilesTransport, Proof, hand_over
 
 CANARY = Tokens((5, 9), ((3, 7, 30, 12, 8, 21), (6, 6)))
@@ -159,6 +161,50 @@ def test_a_server_is_resumed_whatever_fails_in_between(server, failing):
     with pytest.raises(Refused):
         handing_over(proxy.url, transport)
     assert paths(proxy)[-1] == "/resume"
+
+
+def keeping(count):
+    """A server that cannot drop its cache that many times, and says so with status 200, as vLLM does."""
+    left = [count]
+
+    async def fault(exchange):
+        if exchange.request.path == "/reset_prefix_cache" and left[0] > 0:
+            left[0] -= 1
+            return faults.Reply(200, b'{"success": false}')
+        return await exchange.forward()
+
+    return faults.always(fault)
+
+
+def test_a_cache_of_the_old_weights_is_dropped_for_certain(server, monkeypatch):
+    monkeypatch.setattr(handover, "CACHE_PAUSE_S", 0.01)
+    proxy, transport = server
+    proxy.give(keeping(3), "control")
+    handing_over(proxy.url, transport)
+    assert paths(proxy) == ["/pause?mode=keep", "/collective_rpc", *["/reset_prefix_cache"] * 4, "/resume"]
+    proxy.give(keeping(999), "control")
+    with pytest.raises(Unavailable, match="keeps what it cached under the old weights"):
+        handing_over(proxy.url, transport)
+    assert paths(proxy)[-1] == "/resume"
+
+
+def test_a_hand_over_that_is_cut_short_still_wakes_the_server(server):
+    """By Ctrl-C, say: a paused server would answer nothing to anybody."""
+    proxy, transport = server
+    proxy.give(lambda number: faults.stall if number == 1 else None, "control")
+    background = Background()
+
+    async def once():
+        replica = Replica(proxy.url, api_key=None, timeout_s=30.0)
+        background.at_close(replica.close)
+        await hand_over(replica, transport, 1)
+
+    future = background.submit(once())
+    wait_until(lambda: paths(proxy)[-1:] == ["/collective_rpc"])
+    background.close()
+    assert future.cancelled()
+    assert paths(proxy) == ["/pause?mode=keep", "/collective_rpc", "/resume"]
+    assert len(served_numbers(proxy.url)) == 8
 
 
 def test_a_server_without_the_routes_is_a_fault(server, tmp_path):

@@ -171,7 +171,7 @@ def test_a_server_that_loads_something_else_is_found_out_and_the_message_says_wh
 def test_a_hand_over_that_fails_stops_the_run_and_says_what_servers_need(tmp_path, student, healthy):
     for fault in (faults.status(500), faults.stall, faults.status(404), faults.reset_before_headers):
         student.give(None, "control")
-        tree = sampling_config(tmp_path / fault.__name__, student.url, rollout__timeout_s=0.6)
+        tree = sampling_config(tmp_path / fault.__name__, student.url, rollout__timeout_s=0.6, rollout__patience_s=0.5)
         with pytest.raises(RunStopped, match=r"not be handed over: .*VLLM_SERVER_DEV_MODE=1 .*--allow-reload") as caught:
             train(tree, at(1, lambda fault=fault: student.give(reloads(fault), "control")))
         assert caught.value.exit_code == 3
@@ -181,16 +181,22 @@ def test_a_hand_over_that_fails_stops_the_run_and_says_what_servers_need(tmp_pat
 
 
 def test_a_server_that_cannot_be_given_weights_is_refused_at_the_start(tmp_path):
-    with serving(STUDENT) as base, pytest.raises(ConfigError, match=r"could not be handed over: .*404"):
-        train(sampling_config(tmp_path / "run", base))
-    with student_server() as proxy:  # the corrected command is not told that the folder is not empty
-        train(sampling_config(tmp_path / "run", proxy.url, run__steps=1))
+    with serving(STUDENT) as base, pytest.raises(ConfigError, match=r"rollout servers: .*could not be handed over: .*404"):
+        train(sampling_config(tmp_path / "run", base, rollout__patience_s=0.5))
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_server_of_another_model_is_refused_at_the_start(tmp_path):
     folder = save_folder(tmp_path / "other")
-    with student_server(str(folder)) as proxy, pytest.raises((RunStopped, ConfigError)):
-        train(sampling_config(tmp_path / "run", proxy.url))
+    with student_server(str(folder)) as proxy, pytest.raises(ConfigError, match="rollout"):
+        train(sampling_config(tmp_path / "run", proxy.url, rollout__patience_s=0.5))
+
+
+def test_a_server_that_was_left_paused_is_woken(tmp_path, student):
+    """By a run that was killed in a hand-over."""
+    httpx2.post(student.url.replace("/v1", "/pause"), params={"mode": "keep"}).raise_for_status()
+    train(sampling_config(tmp_path, student.url, run__steps=1))
+    assert_sampled_by_the_trainers_weights(tmp_path)
 
 
 def test_a_restart_before_the_hand_over_changes_nothing(tmp_path, student, healthy, monkeypatch):
@@ -231,6 +237,21 @@ def test_a_restart_in_the_middle_of_sampling_is_given_the_weights_before_it_samp
     with student_server() as fresh:
         train(sampling_config(tmp_path, student.url), at(2, away))
         assert student.given == ["restarting"] * 3
+    assert results(tmp_path) == healthy
+
+
+def test_a_group_that_other_weights_sampled_is_never_trained_on(tmp_path, student, healthy):
+    """One request strays to a server with old weights, which is gone when the servers are proven: behind a load balancer, say."""
+    with student_server() as fresh:
+
+        async def astray(exchange):
+            return await fresh.ask(exchange.request)
+
+        with pytest.raises(RunStopped, match=r"1 of the step's 4 groups .*were sampled with other weights"):
+            train(sampling_config(tmp_path, student.url), at(2, lambda: student.give(faults.first(1, astray), "sample")))
+    assert [path.name for path in (tmp_path / "rollouts").iterdir()] == ["step_000001.parquet"]
+    student.give(None, "sample")
+    train(sampling_config(tmp_path, student.url, run__resume=True))
     assert results(tmp_path) == healthy
 
 
