@@ -1,11 +1,12 @@
 """Metrics on hand-computed steps; the table is complete and its documentation current."""
 
+import dataclasses
 import math
 
 import pytest
 import torch
 
-from topd.run.metrics import METRICS, NAMES, step_metrics
+from topd.run.metrics import METRICS, NAMES, VOLATILE, step_metrics
 from topd.trainer.batch import flatten
 from topd.types import Credit, Prompt, Rollout, RolloutGroup, ScoredGroup, UpdateReport
 
@@ -122,3 +123,57 @@ def test_an_infinite_gap_becomes_null_not_invalid_json() -> None:
 def test_names_are_declared_once_with_unit_and_meaning() -> None:
     assert len(NAMES) == len(METRICS)
     assert all(metric.unit and metric.meaning.endswith(".") for metric in METRICS)
+
+
+def of_domain(scored: ScoredGroup, domain: str) -> ScoredGroup:
+    group = dataclasses.replace(scored.group, prompt=dataclasses.replace(scored.group.prompt, domain=domain))
+    return dataclasses.replace(scored, group=group)
+
+
+def test_every_teacher_has_its_own_gap_reward_and_counts() -> None:
+    """Domain x belongs to teacher a, y and z to b, w to c. A prompt of y was dropped, and the only one of w."""
+    groups = [
+        of_domain(group("a", rewards=[1.0, 0.0], sampled=[[-1.0, -2.0], [-3.0]], taught=[[-1.0, -1.0], [-8.0]]), "x"),
+        of_domain(group("b", rewards=[0.5, 0.5], sampled=[[-1.0], [-1.0]], taught=[[-2.0], [-1.0]]), "y"),
+        of_domain(group("c", rewards=[0.5, 0.5], sampled=[[-1.0], [-1.0]], taught=[[-1.0], [-4.0]]), "z"),
+    ]
+    lost = [Prompt(id=name, text="", token_ids=(1,), domain=domain) for name, domain in (("d", "y"), ("e", "w"))]
+    rewards = torch.tensor([0.0, 1.0, -1.0, 0.5, 0.0, 0.0, 0.1])
+    row = step_metrics(
+        step=1,
+        policy_version=4,
+        groups=groups,
+        flat=flatten(groups),
+        credit=Credit(advantages=torch.ones(7), token_rewards=rewards),
+        reports=[UpdateReport(loss=0.0, grad_norm=0.0, learning_rate=0.1, num_tokens=7, num_clipped=0, log_ratio=torch.zeros(7))],
+        seconds=SECONDS,
+        tokens_before=0,
+        sampled=True,
+        prompts=[*(scored.group.prompt for scored in groups), *lost],
+        counts={"requests": 5, "retries": 1, "cached": 2},
+        teacher_of={"x": "a", "y": "b", "z": "b", "w": "c"},
+    )
+    expected = {
+        "teacher/a/gap": 4 / 3,  # (0 - 1 + 5) / 3
+        "teacher/a/reward": 0.0,
+        "teacher/a/groups": 1,
+        "teacher/b/gap": 1.0,  # (1 + 0 + 0 + 3) / 4
+        "teacher/b/reward": 0.15,
+        "teacher/b/groups": 2,
+        "teacher/dropped_groups": 2,
+        "teacher/a/dropped_groups": 0,
+        "teacher/b/dropped_groups": 1,
+        "teacher/c/dropped_groups": 1,
+        "teacher/requests": 5,
+        "teacher/retries": 1,
+        "teacher/cached": 2,
+        "policy/lag": 3,  # version 4 after one update, sampled by version 0
+    }
+    assert {name: row[name] for name in expected} == pytest.approx(expected, abs=1e-6)
+    assert "teacher/c/gap" not in row
+
+
+def test_counts_of_servers_do_not_belong_to_the_result() -> None:
+    """They depend on what failed on the way."""
+    assert {"teacher/requests", "teacher/retries", "teacher/cached"} <= VOLATILE
+    assert "teacher/dropped_groups" not in VOLATILE

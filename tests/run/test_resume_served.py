@@ -8,9 +8,12 @@ import tomli_w
 
 from tests.endpoint import proxy as faults
 from tests.endpoint.proxy import proxying
-from tests.endpoint.runs import metrics, sampling_config, served_config, train
+from tests.endpoint.runs import metrics, sampling_config, served_config, stored, train
 from tests.run.test_resume import results, start, wait_for
 from tests.serve.serving import serving
+from topd.run.interrupt import Interrupted
+from topd.trainer.step import Trainer
+from topd.types import TrainBatch, UpdateReport
 
 
 def stall_from(number: int, reached: threading.Event) -> faults.Schedule:
@@ -32,6 +35,42 @@ def finish(config: Path) -> None:
     process = start(config, "--run.resume", "true")
     output, _ = process.communicate()
     assert process.returncode == 0, output
+
+
+def test_a_step_with_a_dropped_group_is_resumed_between_two_updates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rollouts on disk are those of the groups that were left, in the order of the prompts."""
+    settings = {"teacher__max_dropped_share": 0.3, "trainer__minibatch_prompts": 1}
+    update, made = Trainer.update, []
+
+    def stopping_update(trainer: Trainer, batch: TrainBatch) -> UpdateReport:
+        if len(made) == 1:
+            raise Interrupted("SIGINT")
+        made.append(0)
+        return update(trainer, batch)
+
+    with serving() as base, proxying(base) as proxy:
+        train(served_config(tmp_path / "first", base, run__steps=1))
+        refused = stored(tmp_path / "first", 1, "prompt_ids")[2]
+
+        async def refusing(exchange: faults.Exchange) -> faults.Reply:
+            asked = exchange.request.json["groups"][0]["prompt"]
+            return faults.Reply(413, b"{}") if asked == refused else await exchange.forward()
+
+        def begin(step: int) -> None:
+            proxy.give(faults.always(refusing))
+
+        train(served_config(tmp_path / "whole", proxy.url, **settings), begin)
+        proxy.give(None)
+        with monkeypatch.context() as patch:
+            patch.setattr(Trainer, "update", stopping_update)
+            with pytest.raises(Interrupted):
+                train(served_config(tmp_path / "run", proxy.url, **settings), begin)
+        assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["step_000000_update_000001"]
+        proxy.give(None)
+        train(served_config(tmp_path / "run", proxy.url, **settings, run__resume=True), begin)
+    assert results(tmp_path / "run") == results(tmp_path / "whole")
+    assert [row["teacher/dropped_groups"] for row in metrics(tmp_path / "run")] == [1, 0]
+    assert [row["train/updates"] for row in metrics(tmp_path / "run")] == [3, 4]
 
 
 @pytest.mark.slow

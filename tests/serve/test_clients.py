@@ -27,8 +27,8 @@ def paused(tiny_model):
     """(base URL, resume): a server that lets at most two requests wait, and runs none."""
     with serving(tiny_model("qwen3"), max_queue=2, allow_reload=True) as base:
         root = base.removesuffix("/v1")
-        assert httpx2.post(f"{root}/pause?mode=keep").json() == {"status": "paused"}
-        yield base, lambda: httpx2.post(f"{root}/resume")
+        assert httpx2.post(f"{root}/pause?mode=keep", json={}).json() == {"status": "paused"}
+        yield base, lambda: httpx2.post(f"{root}/resume", json={})
 
 
 def test_a_full_queue_answers_429_with_a_time_to_wait(paused):
@@ -83,7 +83,7 @@ def test_pause_with_abort_answers_503_to_what_waits(paused):
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(httpx2.post, f"{base}/score", json=SCORE, timeout=30)
         wait_until(lambda: num_queued(base) == 1)
-        httpx2.post(base.replace("/v1", "/pause"))
+        httpx2.post(base.replace("/v1", "/pause"), json={})
         assert waiting.result().status_code == 503
     resume()
     assert httpx2.post(f"{base}/score", json=SCORE).status_code == 200

@@ -204,14 +204,14 @@ def test_what_waits_while_paused_is_answered_with_the_new_weights(tied, tmp_path
     base, _ = tied
     root = base.removesuffix("/v1")
     before = scores(base)
-    assert httpx2.post(f"{root}/pause", params={"mode": "keep"}).json() == {"status": "paused"}
+    assert httpx2.post(f"{root}/pause", params={"mode": "keep"}, json={}).json() == {"status": "paused"}
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(scores, base)
         wait_until(lambda: num_queued(base) == 1)
         assert reload(base, save_folder(tmp_path / "new", seed=1)).status_code == 200
-        assert httpx2.post(f"{root}/reset_prefix_cache").json() == {"success": True}
+        assert httpx2.post(f"{root}/reset_prefix_cache", json={}).json() == {"success": True}
         assert not waiting.done()
-        assert httpx2.post(f"{root}/resume").json() == {"status": "resumed"}
+        assert httpx2.post(f"{root}/resume", json={}).json() == {"status": "resumed"}
         after = waiting.result()
     torch.testing.assert_close(after[0], oracle(make_module(seed=1)), atol=1e-5, rtol=1e-5)
     assert after[1] != before[1]
