@@ -35,8 +35,8 @@ def teacher():
 
 @pytest.fixture(scope="module")
 def twin():
-    """Another server of the same model: what two of them compute is not batched together."""
-    with serving() as base:
+    """Another server of the same model."""
+    with serving(batch_invariant=True) as base:
         yield base
 
 
