@@ -67,6 +67,12 @@ def meeting(served, then=None, *, wait_s=0.0):
     return asyncio.run(meet())
 
 
+async def until(holds):
+    async with asyncio.timeout(10):
+        while not holds():
+            await asyncio.sleep(0.02)
+
+
 def refusal(served, **options):
     with pytest.raises(ConfigError) as caught:
         meeting(served, **options)
@@ -230,8 +236,7 @@ def test_one_server_is_enough_and_the_other_joins_when_it_is_there(right, tokeni
         assert (down.trusted, up.trusted) == (False, True)
         await served.score(GROUP)
         proxy.give(None, "models")
-        while not down.trusted:
-            await asyncio.sleep(0.02)
+        await until(lambda: down.trusted)
 
     with proxying(right[0]) as proxy:
         proxy.give(faults.always(faults.status(500)), "models")
@@ -242,8 +247,7 @@ def test_another_model_does_not_join(right, wrong, tokenizer):
     async def a_while(served):
         other, _ = served.pool.replicas
         proxy.give(None, "models")
-        while not other.is_another_model:
-            await asyncio.sleep(0.02)
+        await until(lambda: other.is_another_model)
         assert not other.trusted
 
     with proxying(wrong) as proxy:
@@ -327,11 +331,9 @@ def test_weights_that_differ_less_than_the_canary_shows_are_found_out_by_their_d
         with pytest.raises(Fault, match="answers as another model: its weights have changed"):
             await served.score(GROUP)
         [replica] = served.pool.replicas
-        while not replica.is_another_model:
-            await asyncio.sleep(0.02)
+        await until(lambda: replica.is_another_model)
         proxy.upstream = base.removesuffix("/v1")
-        while not replica.trusted:
-            await asyncio.sleep(0.02)
+        await until(lambda: replica.trusted)
         return await served.score(GROUP)
 
     with serving(near, name="m") as close_by, proxying(base) as proxy:
@@ -348,8 +350,7 @@ def test_a_wrong_replica_is_left_out_and_taken_back_once_it_is_right(right, wron
         found = await asyncio.gather(*(served.score(GROUP) for _ in range(8)))
         assert (first.trusted, second.trusted) == (False, True)
         first_proxy.upstream = base.removesuffix("/v1")
-        while not first.trusted:
-            await asyncio.sleep(0.02)
+        await until(lambda: first.trusted)
         return found
 
     with proxying(base) as first_proxy, proxying(base) as second_proxy:

@@ -186,7 +186,7 @@ def test_an_interrupted_wait_leaves_nothing_in_flight(make, base):
         raise Interrupt
 
     with proxying(base) as proxy:
-        teacher = make(proxy.url, max_concurrent_requests=1)
+        teacher = make(proxy.url, max_concurrent_requests=1, timeout_s=60.0)
 
         async def slow_but_first(exchange):
             if proxy.seen["score"] > 1:
