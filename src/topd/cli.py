@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 
 EXIT_INTERRUPTED = 130
 
+DEFAULT_TOKEN_ENV = "TOPD_SERVE_TOKEN"
+
 OVERRIDES = """
 settings:
   Any setting of the configuration may follow as --section.key value (or --section.key=value), for example
@@ -111,7 +113,10 @@ def _serve(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
         raise ConfigError(f"topd serve needs the serve extra: pip install 'topd[serve]' ({error}).") from error
     names = {option.name for option in dataclasses.fields(ServeOptions)}
     options = {name: value for name, value in vars(arguments).items() if name in names}
-    return serve(ServeOptions(**options, token=os.environ.get(arguments.token_env)))
+    token = os.environ.get(arguments.token_env or DEFAULT_TOKEN_ENV)
+    if token is None and arguments.token_env:
+        raise ConfigError(f"--token-env {arguments.token_env}: there is no such environment variable. Export the token.")
+    return serve(ServeOptions(**options, token=token))
 
 
 def _config(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
@@ -191,9 +196,8 @@ def _serve_options(serve: argparse.ArgumentParser) -> None:
     )
     serve.add_argument(
         "--token-env",
-        default="TOPD_SERVE_TOKEN",
         metavar="VARIABLE",
-        help="environment variable with a bearer token (%(default)s)",
+        help=f"environment variable with a bearer token ({DEFAULT_TOKEN_ENV}, if there is one)",
     )
     serve.add_argument(
         "--batch-invariant", action="store_true", help="compute every request alone: the same bits whoever else asks"

@@ -68,11 +68,19 @@ class EndpointConfig(Section):
         for url in value or []:
             try:
                 parts = urlsplit(url)
-                fits = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0 and url.isprintable()
+                fits = (
+                    parts.scheme in ("http", "https")
+                    and bool(parts.hostname)
+                    and (parts.port or 1) > 0
+                    and re.fullmatch(r"[!-~]+", url) is not None
+                )
             except ValueError:
                 fits = False
             if not fits:
-                raise ConfigError(f"base_url must hold http or https URLs, as http://127.0.0.1:8000/v1; found {url!r}.")
+                raise ConfigError(
+                    "base_url must hold http or https URLs with a port from 1 to 65535 and no spaces, as "
+                    f"http://127.0.0.1:8000/v1; found {url!r}."
+                )
         if value is not None and len(set(map(server_root, value))) < len(value):
             raise ConfigError(f"base_url names a server twice; found {value!r}. Remove one.")
         return value

@@ -147,11 +147,17 @@ def _explain(error: ValidationError, tree: Mapping[str, Any], prefix: tuple[Any,
     for problem in error.errors():
         location = prefix + tuple(problem["loc"])
         if isinstance(cause := problem.get("ctx", {}).get("error"), ConfigError):
-            yield str(cause)
+            yield _with_section(str(cause), _dotted(location))
         elif problem["type"] == "extra_forbidden":
             yield _explain_unknown(location, tree)
         else:
             yield _explain_value(location, problem)
+
+
+def _with_section(message: str, dotted: str) -> str:
+    """A message that begins with the bare name of a key, which several sections have, with the whole key."""
+    name = dotted.rpartition(".")[2]
+    return dotted + message.removeprefix(name) if message.startswith(f"{name} ") else message
 
 
 def _explain_unknown(location: tuple[Any, ...], tree: Mapping[str, Any]) -> str:

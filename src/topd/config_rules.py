@@ -66,8 +66,6 @@ def _engine(config: Config, needs: Set[str]) -> Iterator[str]:
         yield 'rollout.base_url is missing: rollout.engine = "vllm" samples through servers. Give their URLs.'
     elif "demonstrations" in needs:
         yield f'rollout.engine = "vllm" would be ignored: algorithm.type = "{config.algorithm.type}" samples nothing. Remove it.'
-    if rollout.engine == "vllm" and all(teacher.base_url for teacher in config.teachers_by_name().values()):
-        yield from _only_with("rollout", rollout, True, "nothing is sampled in this process", ("max_concurrent_rollouts",))
     yield from _only_with(
         "rollout", rollout, rollout.weights == "nccl", 'rollout.weights = "nccl" writes no files', ("weights_directory",)
     )

@@ -161,7 +161,7 @@ def test_a_server_that_loads_something_else_is_found_out_and_the_message_says_wh
         body = json.dumps({"method": "reload_weights", "kwargs": {"weights_path": str(other)}}).encode()
         return await exchange.proxy.ask(replace(exchange.request, body=body))
 
-    with pytest.raises(RunStopped, match=r"belong to no version of this run\. Look, in this order: is the output head"):
+    with pytest.raises(RunStopped, match=r"belong to no version of this run\. Look, in this order: .* is the output head"):
         train(sampling_config(tmp_path / "run", student.url), at(2, lambda: student.give(reloads(load_other), "control")))
     student.give(None, "control")
     train(sampling_config(tmp_path / "run", student.url, run__resume=True))
@@ -169,15 +169,13 @@ def test_a_server_that_loads_something_else_is_found_out_and_the_message_says_wh
 
 
 def test_a_hand_over_that_fails_stops_the_run_and_says_what_servers_need(tmp_path, student, healthy):
-    for fault in (faults.stall, faults.status(500)):
-        student.give(None, "control")
-        tree = sampling_config(tmp_path / fault.__name__, student.url, rollout__timeout_s=0.6, rollout__patience_s=0.5)
-        with pytest.raises(RunStopped, match=r"not be handed over: .*VLLM_SERVER_DEV_MODE=1 .*--allow-reload") as caught:
-            train(tree, at(1, lambda fault=fault: student.give(reloads(fault), "control")))
-        assert caught.value.exit_code == 3
+    tree = sampling_config(tmp_path, student.url, rollout__patience_s=0.5)
+    with pytest.raises(RunStopped, match=r"not be handed over: .*VLLM_SERVER_DEV_MODE=1 .*--allow-reload") as caught:
+        train(tree, at(1, lambda: student.give(reloads(faults.status(500)), "control")))
+    assert caught.value.exit_code == 3
     student.give(None, "control")
     train({**tree, "run": {**tree["run"], "resume": True}})
-    assert results(tmp_path / "status 500") == healthy
+    assert results(tmp_path) == healthy
 
 
 def test_a_server_that_cannot_be_given_weights_is_refused_at_the_start(tmp_path):

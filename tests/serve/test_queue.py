@@ -159,3 +159,14 @@ def test_the_time_to_wait_follows_the_measured_rate():
     for _ in range(20):
         queue.took(queue._waiting[Scoring], seconds=12.0)
     assert wait() == 12
+
+
+def test_a_request_of_many_parts_does_not_hold_up_others(queue):
+    """After its first batch it is the turn of whoever has had less."""
+    many = queue.submit([sampling(n=SAMPLING_ROWS) for _ in range(40)])
+    assert queue.next() == many[:1]
+    queue.finished()
+    [small] = queue.submit([sampling(n=1, temperature=0.5)])
+    assert queue.next() == [small]
+    queue.finished()
+    assert queue.next() == many[1:2]

@@ -254,7 +254,7 @@ def test_a_disk_that_is_full_stops_the_run(make, base):
 
 
 def test_every_check_says_what_it_found(tmp_path):
-    with serving() as base, proxying(base) as other:
+    with serving(batch_invariant=True) as base, proxying(base) as other:
         parts = assemble(config_file.load(served_config(tmp_path, base, other.url)))
         other.give(faults.always(faults.stall), "models")
         found = {check.name: check for check in probe(parts)}
@@ -274,7 +274,7 @@ def test_every_check_says_what_it_found(tmp_path):
 
 
 def test_a_server_with_another_tokenizer_is_refused_though_its_model_has_the_same_size(tmp_path):
-    with serving() as base, proxying(base) as proxy:
+    with serving(batch_invariant=True) as base, proxying(base) as proxy:
 
         async def other_words(exchange):
             reply = await exchange.forward()
@@ -288,7 +288,7 @@ def test_a_server_with_another_tokenizer_is_refused_though_its_model_has_the_sam
 
 @pytest.mark.parametrize("fault", [faults.status(404), faults.html, faults.empty, faults.stall], ids=lambda f: f.__name__)
 def test_a_server_that_does_not_show_its_tokenizer_needs_one_named(tmp_path, fault):
-    with serving() as base, proxying(base, "vllm") as proxy:
+    with serving(batch_invariant=True) as base, proxying(base, "vllm") as proxy:
         proxy.give(faults.always(fault), "text")
         tree = served_config(tmp_path / "run", proxy.url, teacher__timeout_s=0.5, run__steps=1)
         with pytest.raises(ConfigError, match=r"cannot show their tokenizer .*Set teacher\.tokenizer to the folder or hub id"):
@@ -301,7 +301,7 @@ def test_a_server_that_does_not_show_its_tokenizer_needs_one_named(tmp_path, fau
 def test_a_named_tokenizer_stands_in_for_the_servers(tmp_path):
     from topd.models.load import BUILTIN
 
-    with serving() as base, proxying(base, "vllm") as proxy:
+    with serving(batch_invariant=True) as base, proxying(base, "vllm") as proxy:
         proxy.give(faults.always(faults.status(404)), "text")
         tree = served_config(tmp_path, proxy.url, teacher__tokenizer=str(BUILTIN / "tiny-teacher"))
         parts = assemble(config_file.load(tree))
@@ -313,7 +313,7 @@ def test_a_named_tokenizer_stands_in_for_the_servers(tmp_path):
 
 def test_a_temperature_that_the_server_ignores_is_refused(tmp_path):
     refused = pytest.raises(ConfigError, match=r"returns log-probs at temperature 1.*Set rollout\.temperature = 1")
-    with serving() as base, proxying(base, "vllm") as proxy, refused:
+    with serving(batch_invariant=True) as base, proxying(base, "vllm") as proxy, refused:
         train(served_config(tmp_path / "run", proxy.url, rollout__temperature=0.7))
 
 
@@ -322,7 +322,7 @@ def test_a_temperature_that_the_server_ignores_is_refused(tmp_path):
 
 @pytest.fixture(scope="module")
 def teacher():
-    with serving() as base:
+    with serving(batch_invariant=True) as base:
         yield base
 
 

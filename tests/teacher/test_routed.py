@@ -143,7 +143,7 @@ def config_of(folder, problems, **changes):
 
 def test_rewards_come_from_the_teacher_of_the_domain_and_are_counted_for_it(tmp_path, two_domains):
     """The student itself answers for one domain: its gap is 0 there, and only there."""
-    with serving() as teacher, serving("builtin:tiny-student") as student:
+    with serving(batch_invariant=True) as teacher, serving("builtin:tiny-student") as student:
         tree = config_of(tmp_path / "run", two_domains, run__steps=1, rollout__prompts_per_step=8)
         tree["teachers"] = {
             "big": {"name": "builtin:tiny-teacher", "base_url": [teacher], "domains": ["sums", "unused"]},
@@ -164,9 +164,9 @@ def test_rewards_come_from_the_teacher_of_the_domain_and_are_counted_for_it(tmp_
 
 
 def test_a_served_and_a_local_teacher_work_side_by_side_and_a_failing_one_stops_the_run_by_name(tmp_path, two_domains):
-    with serving() as base, proxying(base) as proxy:
+    with serving(batch_invariant=True) as base, proxying(base) as proxy:
         tree = config_of(tmp_path / "run", two_domains)
-        limits = {"timeout_s": 0.6, "patience_s": 0.6, "max_attempts": 2}
+        limits = {"timeout_s": 0.6, "patience_s": 0.6, "max_attempts": 2, "max_concurrent_requests": 1}
         tree["teachers"] = {
             "sums": {"name": "builtin:tiny-teacher", "base_url": [proxy.url], **limits},
             "self": {"name": "builtin:tiny-student"},

@@ -94,6 +94,8 @@ class Replica:
             text = str(found.get("message", found) if isinstance(found, dict) else found)
         except (ValueError, RecursionError):
             text = response.text
+        if response.status_code in (404, 405, 501) and text.lstrip()[:1] == "<":
+            return "a web page, as no OpenAI-compatible server gives it"
         if self._api_key:
             text = text.replace(self._api_key, "[the key]")
         return " ".join(text.split())[:300]

@@ -31,6 +31,8 @@ from topd.models.logprobs import TokenGroup, Tokens
 
 CANARY_TOKENS = 24
 WAIT_PAUSE_S = 3.0
+CARD_S = 15.0
+"""Seconds in which a server that is well lists its models, whatever it computes."""
 
 log = logging.getLogger("topd.endpoint")
 
@@ -125,7 +127,7 @@ class ServedModel:
             reasons = "\n".join(f"  {outcome}" for _, outcome in pairs)
             raise ConfigError(
                 f"{self.role}.base_url: none of the servers can be used:\n{reasons}\nStart one (for example: topd serve MODEL "
-                "--port 8000), or mend the URL."
+                f"--port 8000), or mend the URL or {self.name_key}."
             )
         self.card, self.dialect, self.reference = met[0][1]
         for replica, (card, dialect, canary) in met[1:]:
@@ -148,7 +150,8 @@ class ServedModel:
         raise Refused(f"{replica.url} gives no log-probs of given tokens. Tried:\n    {tried}")
 
     async def _read_card(self, replica: Replica) -> ServedCard:
-        response = await patiently(replica, Request(path="/v1/models", method="GET"))
+        seconds = min(CARD_S, replica.timeout_s)
+        response = await patiently(replica, Request(path="/v1/models", method="GET"), timeout_s=seconds)
         try:
             cards = [_read_card(card) for card in response.json()["data"]]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -250,14 +253,14 @@ class ServedModel:
         await self.pool.close()
 
 
-async def patiently(replica: Replica, request: Request, *, tries: int = 5) -> httpx2.Response:
+async def patiently(replica: Replica, request: Request, *, tries: int = 5, timeout_s: float | None = None) -> httpx2.Response:
     """`replica.send` outside the pool, for a server that may ask to wait."""
     for _ in range(tries - 1):
         try:
-            return await replica.send(request)
+            return await replica.send(request, timeout_s=timeout_s)
         except Busy as busy:
             await asyncio.sleep(busy.seconds)
-    return await replica.send(request)
+    return await replica.send(request, timeout_s=timeout_s)
 
 
 def _read_key(role: str, variable: str) -> str | None:

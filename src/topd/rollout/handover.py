@@ -94,16 +94,18 @@ class Proof:
         if off <= self.tolerance and not stale:
             return
         found = (
-            f"They are those of version {nearest}: the reload did nothing, or the server was restarted since. Look whether the "
-            "server can read the weights folder under the same path, and at its log."
+            f"They are those of version {nearest}: the reload did nothing, the server was restarted since, or a `topd probe` "
+            "gave it weights. Look whether the server can read the weights folder under the same path, and at its log."
             if stale
-            else "They belong to no version of this run. Look, in this order: is the output head reloaded (some servers miss a "
+            else "They belong to no version of this run. Look, in this order: does another run or probe use this server; is the "
+            "output head reloaded (some servers miss a "
             "tied head; topd writes it untied); is the served model the student's architecture; does it run in the precision of "
             "student.dtype, unquantised; is a prefix cache, an adapter or a logits processor in between; was it restarted."
         )
         raise RunStopped(
             f"{url} does not serve the weights of version {policy_version}: its log-probs of fixed tokens are off by {off:.3g} "
-            f"nats on average (at most {self.tolerance:g} allowed). {found} Nothing that it sampled is used."
+            f"nats on average (at most {self.tolerance:g} allowed). {found} Nothing that it sampled is used. "
+            "Then run the same command with --run.resume true."
         )
 
 

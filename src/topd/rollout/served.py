@@ -36,6 +36,7 @@ class ServedEngine:
     strict_ends = False
     """Whether completions must end exactly as the student's do. A teacher that is evaluated may have ends of its own."""
     tolerance: float | None = None
+    way_out = " A teacher is only sampled from to evaluate it, which --eval.teacher false leaves out."
 
     def __init__(
         self, served: ServedModel, background: Background, *, student: LanguageModel, eos_token_ids: Sequence[int]
@@ -79,7 +80,7 @@ class ServedEngine:
         except Fault as fault:
             raise RunStopped(
                 f"{self.served.role}: a prompt could not be sampled: {fault}. Look at the servers, then run the same command "
-                "with --run.resume true. (A teacher is only sampled from to evaluate it, which --eval.teacher false leaves out.)"
+                f"with --run.resume true.{self.way_out}"
             ) from fault
         finally:
             for future in futures:

@@ -31,6 +31,7 @@ class VllmEngine(ServedEngine):
 
     kind = "vllm"
     strict_ends = True
+    way_out = ""
 
     def __init__(self, config: Config, policy: LanguageModel, background: Background, *, transport: Transport) -> None:
         rollout = config.rollout
@@ -78,8 +79,9 @@ class VllmEngine(ServedEngine):
             raise RunStopped(self.served.forbidden(fault)) from fault
         except Fault as fault:
             raise RunStopped(
-                f"rollout: the weights could not be handed over: {fault}. Servers must run with VLLM_SERVER_DEV_MODE=1 (or topd "
-                "serve --allow-reload) and read the weights folder under the same path (rollout.weights_directory)."
+                f"rollout: the weights could not be handed over: {fault}. Servers must be up, run with VLLM_SERVER_DEV_MODE=1 (or "
+                "topd serve --allow-reload) and read the weights folder under the same path (rollout.weights_directory). Start "
+                "them, then run the same command with --run.resume true."
             ) from fault
 
     def generate(

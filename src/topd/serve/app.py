@@ -36,6 +36,9 @@ from topd.serve.worker import Worker
 CLIENT_LEFT = 499
 PAUSE_MODES = ("abort", "wait", "keep")
 
+BODY_S = 60.0
+"""Seconds in which a body must arrive."""
+
 BODIES_AT_ONCE = 4
 """Bodies of the greatest size that may be in memory before they are read as JSON."""
 
@@ -205,15 +208,18 @@ class _Api:
         try:
             if declared.isdecimal() and int(declared) > limit:
                 raise _too_large(limit)
-            async for chunk in request.stream():
-                size += len(chunk)
-                self.body_bytes += len(chunk)
-                if size > limit:
-                    raise _too_large(limit)
-                if self.body_bytes > BODIES_AT_ONCE * limit:
-                    raise ApiError(429, "too many large requests at once; send the request again later", retry_after=1)
-                chunks.append(chunk)
+            async with asyncio.timeout(BODY_S):
+                async for chunk in request.stream():
+                    size += len(chunk)
+                    self.body_bytes += len(chunk)
+                    if size > limit:
+                        raise _too_large(limit)
+                    if self.body_bytes > BODIES_AT_ONCE * limit:
+                        raise ApiError(429, "too many large requests at once; send the request again later", retry_after=1)
+                    chunks.append(chunk)
             return await run_in_threadpool(parse_json, b"".join(chunks))
+        except TimeoutError:
+            raise ApiError(408, f"the body did not arrive within {BODY_S:g} s") from None
         finally:
             self.body_bytes -= size
 

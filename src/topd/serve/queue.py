@@ -42,6 +42,8 @@ class TaskQueue:
         self._changed = threading.Condition()
         self._waiting: dict[type[Work], deque[Task]] = {work: deque() for work in self._limits}
         self._requests: Counter[object] = Counter()
+        self._served: Counter[object] = Counter()
+        """Parts that ran already, of requests that have more."""
         self._seconds_per_token: dict[type[Work], float] = {Reload: 0.0, Scoring: 1e-4, Sampling: 1e-3}
         self._last: type[Work] = Sampling
         self._running = False
@@ -148,11 +150,11 @@ class TaskQueue:
         return max(1, min(LONGEST_RETRY, round(expected)))
 
     def _take(self, work: type[Work]) -> list[Task]:
-        """The oldest task of this sort and those that can run with it, as many as make one batch. The lock must be held."""
+        """The task whose turn it is and those that can run with it, as many as make one batch. The lock must be held."""
         queue, batch, size = self._waiting[work], list[Task](), 0
         if self._paused and work is not Reload:
             return []
-        for task in list(queue):
+        for task in self._in_turn(queue):
             if batch and task.work.kind != batch[0].work.kind:
                 continue
             if batch and size + task.work.size > self._limits[work]:
@@ -160,9 +162,19 @@ class TaskQueue:
             queue.remove(task)
             self._leave(task)
             if task.future.set_running_or_notify_cancel():
+                if task.request in self._requests:  # else it was its last part
+                    self._served[task.request] += 1
                 batch.append(task)
                 size += task.work.size
         return batch
+
+    def _in_turn(self, queue: Sequence[Task]) -> list[Task]:
+        """Those of requests that have had least come first, so that a request of many parts does not hold up all others."""
+        had, keyed = Counter(self._served), []
+        for number, task in enumerate(queue):
+            keyed.append((had[task.request], number, task))
+            had[task.request] += 1
+        return [task for _, _, task in sorted(keyed, key=lambda each: each[:2])]
 
     def _refuse(self, reason: str, works: Sequence[type[Work]]) -> None:
         """Answer 503 to all of these sorts that waits. The lock must be held."""
@@ -178,4 +190,5 @@ class TaskQueue:
         self._requests[task.request] -= 1
         if not self._requests[task.request]:
             del self._requests[task.request]
+            self._served.pop(task.request, None)
         self._metrics.queued.set(len(self._requests))

@@ -3,6 +3,7 @@
 import ipaddress
 import math
 import os
+import re
 import signal
 import socket
 import sys
@@ -164,8 +165,8 @@ def bound_socket(host: str, port: int) -> Iterator[socket.socket]:
 
 def _unusable(host: str, port: int, error: OSError) -> ConfigError:
     return ConfigError(
-        f"port {port} of {host} cannot be used: {error.strerror}. Stop what uses it, give another --port, or --port 0 for a "
-        "free one."
+        f"port {port} of {host} cannot be used: {error.strerror}. Stop what uses it, give another --port (or --host, if that "
+        "is not this machine), or --port 0 for a free one."
     )
 
 
@@ -184,8 +185,11 @@ def _check(options: ServeOptions) -> None:
     for key, value, holds, rule in rules:
         if not holds:
             raise ConfigError(f"{key} must be {rule}, found {value}.")
-    if options.token == "":
-        raise ConfigError("the token is empty, which would keep nobody out. Set a token, or unset its environment variable.")
+    if options.token is not None and not re.fullmatch(r"[!-~]+", options.token):
+        raise ConfigError(
+            "the token is empty, or holds spaces, line breaks or other characters that no HTTP header can hold. Set another, or "
+            "unset its environment variable."
+        )
 
 
 @contextmanager
