@@ -102,10 +102,20 @@ def test_what_cannot_be_used_ends_with_two(words, expected, capsys):
     assert expected in capsys.readouterr().err
 
 
-def test_an_empty_token_is_refused(monkeypatch, capsys):
-    monkeypatch.setenv("TOPD_SERVE_TOKEN", "")
+@pytest.mark.parametrize("token", ["", "abc\n", "a b"])
+def test_a_token_that_no_header_can_hold_is_refused(token, monkeypatch, capsys):
+    monkeypatch.setenv("TOPD_SERVE_TOKEN", token)
     assert main(["serve", "builtin:tiny-teacher", "--port", "0"]) == 2
-    assert "token is empty" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "the token is empty, or holds spaces" in said
+    assert not token or token not in said
+
+
+def test_a_named_token_that_is_not_there_is_refused(monkeypatch, capsys):
+    """A typo must not open the server to everybody."""
+    monkeypatch.delenv("NOPE", raising=False)
+    assert main(["serve", "builtin:tiny-teacher", "--port", "0", "--token-env", "NOPE"]) == 2
+    assert "--token-env NOPE: there is no such environment variable" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("listens", [True, False])

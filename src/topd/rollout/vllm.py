@@ -79,8 +79,8 @@ class VllmEngine(ServedEngine):
             raise RunStopped(self.served.forbidden(fault)) from fault
         except Fault as fault:
             raise RunStopped(
-                f"rollout: the weights could not be handed over: {fault}. Servers must be up, run with VLLM_SERVER_DEV_MODE=1 (or "
-                "topd serve --allow-reload) and read the weights folder under the same path (rollout.weights_directory). Start "
+                f"rollout: the weights could not be handed over: {fault}. Servers must be up, run with VLLM_SERVER_DEV_MODE=1 "
+                "(or topd serve --allow-reload) and read the weights folder under the same path (rollout.weights_directory). Start "
                 "them, then run the same command with --run.resume true."
             ) from fault
 
