@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.serve.serving import wait_until
-from topd.endpoint.background import Background
+from topd.endpoint.background import LAST_WORDS, Background, all_or_none
 
 
 @pytest.fixture
@@ -80,3 +80,42 @@ def test_close_cancels_all_that_runs_and_ends_the_thread(background):
     assert all(future.cancelled() for future in futures)
     assert "topd-endpoint" not in names()
     background.close()
+
+
+def test_what_is_submitted_after_the_end_is_cancelled_at_once(background):
+    background.run(asyncio.sleep(0))
+    background.close()
+    assert background.submit(asyncio.sleep(0)).cancelled()
+
+
+def test_last_words_are_said_before_the_end(background):
+    """What a server must still be told is not cut short by the interrupt that makes it necessary."""
+    told = []
+
+    async def tell():
+        await asyncio.sleep(0.1)
+        told.append("resume")
+
+    async def work():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.shield(asyncio.create_task(tell(), name=LAST_WORDS))
+
+    background.submit(work())
+    background.run(asyncio.sleep(0.01))
+    background.close()
+    assert told == ["resume"]
+
+
+def test_when_one_fails_the_others_are_withdrawn(background):
+    told = []
+
+    async def fail():
+        await asyncio.sleep(0.01)
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        background.run(all_or_none([forever(told), fail()]))
+    background.run(asyncio.sleep(0.01))
+    assert told == ["began", "cancelled"]

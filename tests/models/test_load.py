@@ -238,3 +238,16 @@ def test_replica_is_frozen_and_separate():
 
 def test_wrap_takes_the_smaller_of_tokenizer_and_embedding(tokenizer):
     assert wrap("small", make_module(vocab_size=20), tokenizer).vocab_size == 20
+
+
+def test_end_tokens_of_a_model_that_is_not_loaded_are_those_it_would_have(model_folder):
+    from transformers import AutoTokenizer, GenerationConfig
+
+    from topd.models.load import end_tokens
+
+    folder = model_folder()
+    GenerationConfig(eos_token_id=[1, 7]).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert end_tokens(str(folder), tokenizer) == (1, 7)
+    (folder / "generation_config.json").unlink()
+    assert end_tokens(str(folder), tokenizer) == (1,)

@@ -65,7 +65,10 @@ def test_numbers_of_an_earlier_version_are_recognised_however_small_the_differen
     assert (off < TOLERANCE["float32"]) == (version == 5)
     message = said(proof, served + 1e-7)
     assert message.startswith("http://a does not serve the weights of version 7: its log-probs of fixed tokens are off by")
-    assert f"They are those of version {version}: the reload did nothing, the server was restarted since, or a `topd probe`" in message
+    assert (
+        f"They are those of version {version}: the reload did nothing, the server was restarted since, or a `topd probe`"
+        in message
+    )
     assert "read the weights folder under the same path" in message
 
 

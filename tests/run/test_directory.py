@@ -174,3 +174,13 @@ def test_a_start_that_fails_removes_what_servers_left(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no server"):
         fail()
     assert not (tmp_path / "run").exists()
+
+
+def test_a_probe_keeps_its_hands_off_a_run_that_is_going_on(tmp_path):
+    from topd.run.directory import check_unused
+
+    config = config_file.load(tiny_config(tmp_path / "run"))
+    check_unused(config)
+    with open_run(config), pytest.raises(ConfigError, match="a run is going on"):
+        check_unused(config)
+    check_unused(config)

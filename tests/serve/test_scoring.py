@@ -209,3 +209,19 @@ def test_other_architectures(kind, tiny_model):
     model = tiny_model(kind)
     with serving(model) as base, httpx2.Client(base_url=base, timeout=30) as client:
         torch.testing.assert_close(score(client, GROUPS), oracle(model, GROUPS), **TOLERANCE)
+
+
+def test_a_long_prefix_does_not_stretch_short_rows():
+    """Groups of like size are computed together: a pass pads all rows to the longest."""
+    from topd.models.logprobs import Tokens
+    from topd.serve.worker import by_size
+
+    long, short, tiny = Tokens((1,), ((2,) * 500,)), Tokens((1,) * 500, ((2,) * 100,) * 8), Tokens((1,), ((2,),))
+    asked = []
+
+    def score(groups):
+        asked.append(groups)
+        return [len(group.prompt_ids) for group in groups]
+
+    assert by_size([long, short, tiny, long], score) == [1, 500, 1, 1]
+    assert asked == [[long, long], [short], [tiny]]

@@ -62,3 +62,12 @@ def test_weights_sum_to_one_and_groups_weigh_the_same(minibatch_prompts: int) ->
     for batch in batches(minibatch_prompts=minibatch_prompts):
         assert float(batch.weights.sum()) == pytest.approx(1, abs=1e-6)
         assert all(float(group.weights.sum()) == pytest.approx(1 / minibatch_prompts, abs=1e-6) for group in batch.groups)
+
+
+def test_after_dropped_groups_mini_batches_are_as_equal_as_can_be() -> None:
+    """Of five groups in batches of at most four: three and two, not four and one, which would weigh as much as the four."""
+    groups = [scored(number) for number in range(5)]
+    tokens = sum(number + 2 for number in range(5))
+    credit = Credit(advantages=torch.zeros(tokens), token_rewards=torch.zeros(tokens))
+    made = make_batches(groups, credit, weighting=group_token_mean, minibatch_prompts=4, epochs=1, seed=(0, "minibatches", 1))
+    assert [len(batch.groups) for batch in made] == [3, 2]

@@ -80,8 +80,8 @@ class VllmEngine(ServedEngine):
         except Fault as fault:
             raise RunStopped(
                 f"rollout: the weights could not be handed over: {fault}. Servers must be up, run with VLLM_SERVER_DEV_MODE=1 "
-                "(or topd serve --allow-reload) and read the weights folder under the same path (rollout.weights_directory). Start "
-                "them, then run the same command with --run.resume true."
+                "(or topd serve --allow-reload) and read the weights folder under the same path (rollout.weights_directory). "
+                "Start them, then run the same command with --run.resume true."
             ) from fault
 
     def generate(
