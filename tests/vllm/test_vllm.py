@@ -141,7 +141,7 @@ def test_changed_weights_are_handed_over_and_proven(served: Served, sampling: Pa
     parts.engine.load_weights(1)
     seconds = time.perf_counter() - began
     found = parts.engine.background.run(parts.engine.served.ask_canary(parts.engine.served.pool.replicas[0]))
-    moved = float((parts.engine.proof.expected - parts.engine.proof.before).abs().mean())
+    moved = float((parts.engine.proof.expected - parts.engine.proof.earlier[0]).abs().mean())
     off = float((parts.engine.proof.expected - found).abs().mean())
     assert off < 1e-3 < moved
     measured(served.kind, "hand-over: probe moved by, off by, nats", f"{moved:.2g}, {off:.1e}")
@@ -151,10 +151,13 @@ def test_changed_weights_are_handed_over_and_proven(served: Served, sampling: Pa
 def test_a_wrong_hand_over_is_an_error_that_says_where_to_look(served: Served, sampling: Parts, measured, monkeypatch) -> None:
     """The plain checkpoint of a tied model, which vLLM reloads without its output head, and says nothing."""
     parts = sampling
-    if not parts.policy.module.config.tie_word_embeddings:
-        monkeypatch.setattr(parts.engine.transport, "publish", lambda policy: None)  # an untied one: nothing new is written
-    else:
-        monkeypatch.setattr(parts.engine.transport, "publish", lambda policy: export(policy, parts.engine.transport.folder))
+    transport = parts.engine.transport
+
+    def publish(policy, dtype):
+        if policy.module.config.tie_word_embeddings:
+            export(policy, transport.folder)  # of an untied one nothing new is written
+
+    monkeypatch.setattr(transport, "publish", publish)
     change(parts, seed=2)
     with pytest.raises(RunStopped, match="does not serve the weights of version 1") as error:
         parts.engine.load_weights(1)
