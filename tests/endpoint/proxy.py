@@ -156,7 +156,7 @@ class FaultProxy:
                     return
                 writer.write(reply.encoded())
                 await writer.drain()
-        except (ConnectionError, asyncio.IncompleteReadError):
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):  # cancelled: the proxy is stopping
             reset(writer)
         finally:
             self.connections.discard(writer)
@@ -191,6 +191,7 @@ class FaultProxy:
             ready.set()
             await self._stop.wait()
             server.close()
+            await asyncio.sleep(0.01)  # a handler that is cancelled before it began would leave its connection open
             for writer in list(self.connections):
                 reset(writer)
             others = asyncio.all_tasks() - {asyncio.current_task()}
