@@ -38,7 +38,7 @@ from topd.types import Prompt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What a run is made of. `policy` holds the weights that train; `engine` samples from them or from a replica."""
+    """What a run is made of. `policy` holds the weights that train; `engine` samples from them or from a copy."""
 
     config: Config
     device: torch.device
@@ -143,7 +143,7 @@ def load_policy(config: Config, device: torch.device) -> LanguageModel:
 
 
 def make_engine(config: Config, policy: LanguageModel) -> EmbeddedEngine:
-    """Sampling from the policy itself, or from a replica where the precisions differ."""
+    """Sampling from the policy itself, or from a copy where the precisions differ."""
     rows = config.rollout.max_concurrent_rollouts
     if config.student.dtype == "float32":
         sampler = dataclasses.replace(policy, autocast_dtype=None)

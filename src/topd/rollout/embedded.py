@@ -32,7 +32,7 @@ def _ignore(told: object) -> None:
 
 class EmbeddedEngine:
     """Samples from `model`. `policy` is the model that trains, if any does; its weights are copied into a `model` that is a
-    replica of it."""
+    copy of it in another precision."""
 
     kind = "embedded"
     tolerance: float | None = None
