@@ -12,7 +12,7 @@ import pytest
 from tests.serve.serving import serving
 from topd import config_file
 from topd.cli import main
-from topd.run.metrics import NAMES
+from topd.run.catalogue import NAMES
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "AGENTS.md", *sorted((ROOT / "docs").rglob("*.md"))]

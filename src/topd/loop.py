@@ -16,9 +16,10 @@ from topd.config import Config
 from topd.errors import ConfigError, RunStopped, first_line
 from topd.eval.benchmark import Benchmark, evaluate_engine, sampling_params
 from topd.models.export import export
+from topd.models.vocabulary import entries
 from topd.rollout.ahead import Ahead
 from topd.rollout.engine import Engine, SamplingParams
-from topd.run import checkpoint, rollouts
+from topd.run import checkpoint, rollouts, vocabulary
 from topd.run.directory import SCORES, RunDirectory, open_run
 from topd.run.files import read_lines
 from topd.run.interrupt import Interrupted, interruptible, uninterrupted
@@ -41,6 +42,7 @@ def run(config: Config, display: Display | None = None) -> dict[str, Any]:
         with naming_memory(), contextlib.closing(assemble(config, cache_path=directory.path / SCORES)) as parts:
             require(probe(parts))
             directory.begin(config, parts.prompts.sha256())
+            vocabulary.write(directory.vocabulary, entries(parts.policy))
             return Run(parts, directory, display).to_the_end()
 
 
@@ -102,9 +104,11 @@ class Run:
         credit = self.parts.algorithm.credit(flat, self.config.algorithm)  # 4
         self.store(step, scored, credit)
         self.sample_ahead(step + 1)
-        self.update(self.batches(step, scored, credit))  # 5, 6, 7
+        batches = self.batches(step, scored, credit)  # 5
+        self.update(batches)  # 6, 7
         if not self.config.rollout.max_lag:
             self.load_weights()
+        self.store_updates(step, batches)
         self.record(step, prompts, scored, flat, credit)
 
     def sample(self, step: int, prompts: Sequence[Prompt]) -> list[RolloutGroup]:
@@ -190,6 +194,10 @@ class Run:
     def store(self, step: int, scored: Sequence[ScoredGroup], credit: Credit) -> None:
         if not self.directory.rollouts(step).is_file():
             rollouts.write(self.directory.rollouts(step), scored, credit)
+
+    def store_updates(self, step: int, batches: Sequence[TrainBatch]) -> None:
+        before = self.trainer.policy_version - len(batches)
+        rollouts.write_updates(self.directory.updates(step), batches, self.trainer.reports, policy_version=before)
 
     def record(
         self, step: int, prompts: Sequence[Prompt], scored: Sequence[ScoredGroup], flat: CreditInput, credit: Credit

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 FinishReason = Literal["stop", "length"]
@@ -115,13 +115,17 @@ class CreditInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credit:
-    """What an algorithm gives back, per token: the advantage, and the reward it came from (for metrics and storage).
+    """What an algorithm gives back, per token: the advantage, and the reward and return it came from (metrics, storage).
 
-    rewards = [0.043, -0.135, 0.0, 0.068, -0.082]; advantages = [0.477, -1.491, 0.908, 0.653, -0.547]
+    rewards    = [0.043, -0.135, 0.0, 0.068, -0.082]
+    returns    = [-0.024, -0.135, 0.0, -0.014, -0.082]      here: reward + mean of the later rewards
+    advantages = [0.477, -1.491, 0.908, 0.653, -0.547]
     """
 
     advantages: Float[Tensor, " token"]
     token_rewards: Float[Tensor, " token"]
+    returns: Float[Tensor, " token"]
+    """Reward with the credit for what followed, before it is normalised."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,16 +180,20 @@ class TrainBatch:
 class UpdateReport:
     """One optimizer update. Sums and counts, so that reports of micro-batches, updates and ranks add up.
 
-    UpdateReport(loss=-0.003, grad_norm=1.7, learning_rate=3e-4, num_tokens=960, num_clipped=12, ratios=tensor([...]))
+    UpdateReport(loss=-0.003, grad_norm=1.7, learning_rate=3e-4, log_ratio=tensor([...]), clipped=tensor([...]))
     """
 
     loss: float
     grad_norm: float
     learning_rate: float
-    num_tokens: int
-    num_clipped: int
     log_ratio: Float[Tensor, " token"]
     """log of the importance ratio of every token of the mini-batch, before the update."""
+    clipped: Bool[Tensor, " token"]
+    """Whether the token was without gradient because of a clip."""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.log_ratio)
 
 
 StepReport = Sequence[UpdateReport]

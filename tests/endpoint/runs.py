@@ -10,7 +10,7 @@ import pytest
 from tenacity import wait_random_exponential
 
 from tests.e2e.tiny import tiny_config
-from topd.run.metrics import VOLATILE
+from topd.run.catalogue import VOLATILE
 
 
 def served_config(directory: Path, *urls: str, **changes: Any) -> dict[str, Any]:

@@ -23,9 +23,8 @@ def trainer(tmp_path: Path):
 
 
 def report(loss: float) -> UpdateReport:
-    return UpdateReport(
-        loss=loss, grad_norm=1.0, learning_rate=1e-3, num_tokens=2, num_clipped=1, log_ratio=torch.tensor([loss, -loss])
-    )
+    streams = {"log_ratio": torch.tensor([loss, -loss]), "clipped": torch.tensor([False, True])}
+    return UpdateReport(loss=loss, grad_norm=1.0, learning_rate=1e-3, **streams)
 
 
 def test_names_sort_as_time_goes() -> None:

@@ -6,7 +6,8 @@ import math
 import pytest
 import torch
 
-from topd.run.metrics import METRICS, NAMES, VOLATILE, step_metrics
+from topd.run.catalogue import METRICS, NAMES, VOLATILE
+from topd.run.metrics import step_metrics
 from topd.trainer.batch import flatten
 from topd.types import Credit, Prompt, Rollout, RolloutGroup, ScoredGroup, UpdateReport
 
@@ -29,6 +30,13 @@ def group(name: str, *, rewards: list[float], sampled: list[list[float]], taught
     )
 
 
+def report(
+    loss: float, log_ratio: list[float], clipped: list[bool], grad_norm: float = 0.0, learning_rate: float = 0.1
+) -> UpdateReport:
+    streams = {"log_ratio": torch.tensor(log_ratio), "clipped": torch.tensor(clipped)}
+    return UpdateReport(loss=loss, grad_norm=grad_norm, learning_rate=learning_rate, **streams)
+
+
 @pytest.fixture
 def row() -> dict:
     groups = [
@@ -36,12 +44,11 @@ def row() -> dict:
         group("b", rewards=[0.5, 0.5], sampled=[[-1.0], [-1.0]], taught=[[-1.0], [-1.0]]),
     ]
     flat = flatten(groups)
-    credit = Credit(advantages=torch.tensor([1.0, -1.0, 0.5, 0.0, 0.0]), token_rewards=torch.tensor([0.0, 1.0, -1.0, 0.0, 0.0]))
+    rewards = torch.tensor([0.0, 1.0, -1.0, 0.0, 0.0])
+    credit = Credit(advantages=torch.tensor([1.0, -1.0, 0.5, 0.0, 0.0]), token_rewards=rewards, returns=rewards)
     reports = [
-        UpdateReport(loss=1.0, grad_norm=2.0, learning_rate=0.1, num_tokens=3, num_clipped=1, log_ratio=torch.zeros(3)),
-        UpdateReport(
-            loss=3.0, grad_norm=4.0, learning_rate=0.2, num_tokens=2, num_clipped=1, log_ratio=torch.full((2,), math.log(2))
-        ),
+        report(1.0, [0.0, 0.0, 0.0], [True, False, False], grad_norm=2.0, learning_rate=0.1),
+        report(3.0, [math.log(2)] * 2, [False, True], grad_norm=4.0, learning_rate=0.2),
     ]
     return step_metrics(
         step=5,
@@ -103,15 +110,14 @@ def test_a_full_step_fills_the_whole_table(row: dict) -> None:
 
 def test_an_infinite_gap_becomes_null_not_invalid_json() -> None:
     groups = [group("a", rewards=[1.0, 0.0], sampled=[[-1.0], [-1.0]], taught=[[-math.inf], [-1.0]])]
-    credit = Credit(advantages=torch.zeros(2), token_rewards=torch.zeros(2))
-    report = UpdateReport(loss=0.0, grad_norm=0.0, learning_rate=0.1, num_tokens=2, num_clipped=0, log_ratio=torch.zeros(2))
+    credit = Credit(advantages=torch.zeros(2), token_rewards=torch.zeros(2), returns=torch.zeros(2))
     found = step_metrics(
         step=1,
         policy_version=1,
         groups=groups,
         flat=flatten(groups),
         credit=credit,
-        reports=[report],
+        reports=[report(0.0, [0.0, 0.0], [False, False])],
         seconds=SECONDS,
         tokens_before=0,
         sampled=True,
@@ -144,8 +150,8 @@ def test_every_teacher_has_its_own_gap_reward_and_counts() -> None:
         policy_version=4,
         groups=groups,
         flat=flatten(groups),
-        credit=Credit(advantages=torch.ones(7), token_rewards=rewards),
-        reports=[UpdateReport(loss=0.0, grad_norm=0.0, learning_rate=0.1, num_tokens=7, num_clipped=0, log_ratio=torch.zeros(7))],
+        credit=Credit(advantages=torch.ones(7), token_rewards=rewards, returns=rewards),
+        reports=[report(0.0, [0.0] * 7, [False] * 7)],
         seconds=SECONDS,
         tokens_before=0,
         sampled=True,

@@ -12,7 +12,7 @@ import pytest
 import tomli_w
 
 from tests.e2e.tiny import tiny_config
-from topd.run.metrics import VOLATILE
+from topd.run.catalogue import VOLATILE
 
 STEPS = {"run__steps": 6, "run__checkpoint_every": 2, "eval__every_steps": 2, "run__keep_checkpoints": 1}
 
@@ -24,7 +24,8 @@ def results(directory: Path) -> dict[str, object]:
         "metrics": [{key: value for key, value in row.items() if key not in VOLATILE} for row in rows],
         "evals": (directory / "evals.jsonl").read_bytes(),
         "weights": (directory / "model" / "model.safetensors").read_bytes(),
-        "rollouts": {path.name: path.read_bytes() for path in sorted((directory / "rollouts").iterdir())},
+        "vocabulary": (directory / "vocabulary.parquet").read_bytes(),
+        **{name: {p.name: p.read_bytes() for p in sorted((directory / name).iterdir())} for name in ("rollouts", "updates")},
     }
 
 

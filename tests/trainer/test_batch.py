@@ -23,7 +23,8 @@ def scored(number: int) -> ScoredGroup:
 
 GROUPS = [scored(number) for number in range(4)]
 NUM_TOKENS = sum(number + 2 for number in range(4))
-CREDIT = Credit(advantages=torch.arange(float(NUM_TOKENS)), token_rewards=torch.zeros(NUM_TOKENS))
+ZEROS = torch.zeros(NUM_TOKENS)
+CREDIT = Credit(advantages=torch.arange(float(NUM_TOKENS)), token_rewards=ZEROS, returns=ZEROS)
 
 
 def batches(**changes: object):
@@ -68,6 +69,7 @@ def test_after_dropped_groups_mini_batches_are_as_equal_as_can_be() -> None:
     """Of five groups in batches of at most four: three and two, not four and one, which would weigh as much as the four."""
     groups = [scored(number) for number in range(5)]
     tokens = sum(number + 2 for number in range(5))
-    credit = Credit(advantages=torch.zeros(tokens), token_rewards=torch.zeros(tokens))
+    zeros = torch.zeros(tokens)
+    credit = Credit(advantages=zeros, token_rewards=zeros, returns=zeros)
     made = make_batches(groups, credit, weighting=group_token_mean, minibatch_prompts=4, epochs=1, seed=(0, "minibatches", 1))
     assert [len(batch.groups) for batch in made] == [3, 2]

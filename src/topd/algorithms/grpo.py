@@ -35,9 +35,11 @@ class Config(AlgorithmConfig):
 
 def credit(batch: CreditInput, config: Config) -> Credit:
     advantages = normalize_over_rollouts(batch.rewards, batch.group_sizes, std_floor=config.std_floor)
+    rewards = torch.repeat_interleave(batch.rewards, batch.lengths)
     return Credit(
         advantages=torch.repeat_interleave(advantages, batch.lengths),
-        token_rewards=torch.repeat_interleave(batch.rewards, batch.lengths),
+        token_rewards=rewards,
+        returns=rewards,
     )
 
 

@@ -30,7 +30,7 @@ class Config(AlgorithmConfig):
 def credit(batch: CreditInput, config: Config) -> Credit:
     assert batch.teacher_logprobs is not None, "NEEDS names teacher_logprobs"
     log_ratio = batch.teacher_logprobs - batch.behaviour_logprobs
-    return Credit(advantages=log_ratio, token_rewards=log_ratio)
+    return Credit(advantages=log_ratio, token_rewards=log_ratio, returns=log_ratio)
 
 
 def objective(logprobs: Float[Tensor, " token"], batch: TrainBatch, config: Config) -> tuple[Float[Tensor, " token"], Tensor]:

@@ -25,7 +25,8 @@ class Config(AlgorithmConfig):
 def credit(batch: CreditInput, config: Config) -> Credit:
     """Every demonstrated token is wanted equally: advantage 1."""
     ones = torch.ones(int(batch.lengths.sum()))
-    return Credit(advantages=ones, token_rewards=torch.zeros_like(ones))
+    zeros = torch.zeros_like(ones)
+    return Credit(advantages=ones, token_rewards=zeros, returns=zeros)
 
 
 def objective(logprobs: Float[Tensor, " token"], batch: TrainBatch, config: Config) -> tuple[Float[Tensor, " token"], Tensor]:

@@ -86,7 +86,7 @@ def credit(batch: CreditInput, config: Config) -> Credit:
     rewards = token_rewards(batch.teacher_logprobs, batch.behaviour_logprobs, config)
     returns = token_returns(rewards, batch.lengths, config)
     advantages = normalized(returns, batch.lengths, batch.group_sizes, config)
-    return Credit(advantages=advantages, token_rewards=rewards)
+    return Credit(advantages=advantages, token_rewards=rewards, returns=returns)
 
 
 def objective(logprobs: Float[Tensor, " token"], batch: TrainBatch, config: Config) -> tuple[Float[Tensor, " token"], Tensor]:

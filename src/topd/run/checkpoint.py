@@ -21,6 +21,9 @@ from topd.types import UpdateReport
 
 MARKER = "COMPLETE"
 
+_STREAMS = ("log_ratio", "clipped")
+"""Per-token tensors of an UpdateReport."""
+
 
 def name_of(steps_done: int, num_updates: int) -> str:
     """Folder name after whole steps and, if not 0, updates made in the next one."""
@@ -38,10 +41,9 @@ def save(folder: Path, trainer: Trainer, *, steps_done: int, keep: int) -> Path:
     with uninterrupted():
         with replacing(path) as partial:
             partial.mkdir()
-            log_ratios = {str(i): report.log_ratio for i, report in enumerate(trainer.reports)}
             save_file(_cpu(trainer.trainable()), partial / "policy.safetensors")
             save_file(_optimizer_tensors(trainer), partial / "optimizer.safetensors")
-            save_file(log_ratios, partial / "reports.safetensors")
+            save_file(_report_tensors(trainer), partial / "reports.safetensors")
             (partial / "state.json").write_text(json.dumps(_state(trainer, steps_done), indent=2), encoding="utf-8")
             (partial / MARKER).touch()
         for old in complete(folder)[:-keep]:
@@ -67,8 +69,10 @@ def restore(path: Path, trainer: Trainer) -> int:
     try:
         state = json.loads((path / "state.json").read_text(encoding="utf-8"))
         saved = load_file(path / "policy.safetensors")
-        optimizer, log_ratios = load_file(path / "optimizer.safetensors"), load_file(path / "reports.safetensors")
-        reports = tuple(UpdateReport(**row, log_ratio=log_ratios[str(i)]) for i, row in enumerate(state["reports"]))
+        optimizer, streams = load_file(path / "optimizer.safetensors"), load_file(path / "reports.safetensors")
+        reports = tuple(
+            UpdateReport(**row, **{name: streams[f"{i}/{name}"] for name in _STREAMS}) for i, row in enumerate(state["reports"])
+        )
         steps_done, policy_version = int(state["steps_done"]), int(state["policy_version"])
         missing = trainer.trainable().keys() - saved.keys()
         if missing:
@@ -87,12 +91,16 @@ def restore(path: Path, trainer: Trainer) -> int:
 
 
 def _state(trainer: Trainer, steps_done: int) -> dict[str, object]:
-    fields = ("loss", "grad_norm", "learning_rate", "num_tokens", "num_clipped")
+    fields = ("loss", "grad_norm", "learning_rate")
     return {
         "steps_done": steps_done,
         "policy_version": trainer.policy_version,
         "reports": [{field: getattr(report, field) for field in fields} for report in trainer.reports],
     }
+
+
+def _report_tensors(trainer: Trainer) -> dict[str, Tensor]:
+    return {f"{i}/{name}": getattr(report, name) for i, report in enumerate(trainer.reports) for name in _STREAMS}
 
 
 def _optimizer_tensors(trainer: Trainer) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
 """The run folder: the only place a run writes to, and the only output format.
 
-config.toml  environment.json  metrics.jsonl  evals.jsonl  rollouts/step_000001.parquet  checkpoints/step_000010/
-model/  summary.json, and with a served teacher teacher_scores.sqlite
+config.toml  environment.json  vocabulary.parquet  metrics.jsonl  evals.jsonl  rollouts/step_000001.parquet
+updates/step_000001.parquet  checkpoints/step_000010/  model/  summary.json, and with a served teacher teacher_scores.sqlite
 """
 
 import fcntl
@@ -45,6 +45,7 @@ class RunDirectory:
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.model = path / "model"
+        self.vocabulary = path / "vocabulary.parquet"
 
     def begin(self, config: Config, data_sha256: str) -> None:
         """Record what runs here, once it is known that it can run; remove what an interrupted write left.
@@ -65,6 +66,9 @@ class RunDirectory:
 
     def rollouts(self, step: int) -> Path:
         return self.path / "rollouts" / f"step_{step:06d}.parquet"
+
+    def updates(self, step: int) -> Path:
+        return self.path / "updates" / f"step_{step:06d}.parquet"
 
     def add_metrics(self, row: Mapping[str, Any]) -> None:
         append_line(self.path / "metrics.jsonl", row)

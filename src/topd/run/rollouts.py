@@ -1,6 +1,6 @@
 """Rollouts on disk: one parquet file a step, one row a completion, every per-token stream beside it.
 
-A step whose file is there is not sampled or scored again: a resumed run reads it.
+A step whose file is there is not sampled or scored again: a resumed run reads it. What its updates saw follows in a second file.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,9 +13,10 @@ import torch
 
 from topd.errors import ConfigError
 from topd.run.files import replacing
-from topd.types import Credit, Prompt, Rollout, RolloutGroup, ScoredGroup
+from topd.types import Credit, Prompt, Rollout, RolloutGroup, ScoredGroup, StepReport, TrainBatch
 
 _LOGPROBS = pa.list_(pa.float32())
+_CREDIT = ("token_rewards", "returns", "advantages")
 SCHEMA = pa.schema(
     [
         ("prompt_id", pa.string()),
@@ -34,7 +35,17 @@ SCHEMA = pa.schema(
         ("old_logprobs", _LOGPROBS),
         ("teacher_logprobs", _LOGPROBS),
         ("token_rewards", _LOGPROBS),
+        ("returns", _LOGPROBS),
         ("advantages", _LOGPROBS),
+    ]
+)
+UPDATES_SCHEMA = pa.schema(
+    [
+        ("prompt_id", pa.string()),
+        ("rollout", pa.int32()),
+        ("update", pa.int64()),
+        ("importance_ratios", pa.list_(pa.float32())),
+        ("clipped", pa.list_(pa.bool_())),
     ]
 )
 
@@ -42,10 +53,28 @@ SCHEMA = pa.schema(
 def write(path: Path, groups: Sequence[ScoredGroup], credit: Credit) -> None:
     """Store a step. `num_grader_errors` counts the whole group and stands in each of its rows."""
     lengths = [len(completion) for scored in groups for completion in scored.group.completions]
-    streams = zip(credit.token_rewards.split(lengths), credit.advantages.split(lengths), strict=True)
-    rows = [_row(scored, i, *next(streams)) for scored in groups for i in range(len(scored.group.rollouts))]
+    streams = zip(*(getattr(credit, name).split(lengths) for name in _CREDIT), strict=True)
+    rows = [_row(scored, i, next(streams)) for scored in groups for i in range(len(scored.group.rollouts))]
     with replacing(path) as partial:
         pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), partial, compression="zstd")
+
+
+def write_updates(path: Path, batches: Sequence[TrainBatch], reports: StepReport, *, policy_version: int) -> None:
+    """What the updates of a step saw, one row for every time that a completion was trained on, in the order of the updates.
+
+    `policy_version`: updates made before the first of these. `update` counts from 1 over the whole run.
+    """
+    rows = []
+    for number, (batch, report) in enumerate(zip(batches, reports, strict=True), policy_version + 1):
+        lengths = [len(completion) for group in batch.groups for completion in group.completions]
+        streams = zip(report.log_ratio.exp().split(lengths), report.clipped.split(lengths), strict=True)
+        for group in batch.groups:
+            for i in range(len(group.completions)):
+                ratios, clipped = next(streams)
+                row = {"prompt_id": group.prompt_id, "rollout": i, "update": number}
+                rows.append({**row, "importance_ratios": ratios.numpy(), "clipped": clipped.numpy()})
+    with replacing(path) as partial:
+        pq.write_table(pa.Table.from_pylist(rows, schema=UPDATES_SCHEMA), partial, compression="zstd")
 
 
 def read(path: Path, prompts: Sequence[Prompt]) -> list[ScoredGroup]:
@@ -73,7 +102,7 @@ def _ragged(column: pa.ChunkedArray) -> list[torch.Tensor | None]:
     return [values[a:b] if ok else None for ok, a, b in zip(valid, starts[:-1], starts[1:], strict=True)]
 
 
-def _row(scored: ScoredGroup, i: int, token_rewards: torch.Tensor, advantages: torch.Tensor) -> dict[str, Any]:
+def _row(scored: ScoredGroup, i: int, credit: Sequence[torch.Tensor]) -> dict[str, Any]:
     group, rollout = scored.group, scored.group.rollouts[i]
     return {
         "prompt_id": group.prompt.id,
@@ -91,8 +120,7 @@ def _row(scored: ScoredGroup, i: int, token_rewards: torch.Tensor, advantages: t
         "behaviour_logprobs": scored.behaviour_logprobs[i].numpy(),
         "old_logprobs": scored.old_logprobs[i].numpy(),
         "teacher_logprobs": None if scored.teacher_logprobs is None else scored.teacher_logprobs[i].numpy(),
-        "token_rewards": token_rewards.numpy(),
-        "advantages": advantages.numpy(),
+        **{name: stream.numpy() for name, stream in zip(_CREDIT, credit, strict=True)},
     }
 
 

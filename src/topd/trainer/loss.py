@@ -6,7 +6,7 @@ Before: trainer/batch.py. After: trainer/step.py.
 from dataclasses import dataclass
 from typing import Any
 
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from topd.algorithms.base import Algorithm
@@ -21,7 +21,7 @@ class MicroLoss:
 
     loss: Float[Tensor, ""]
     log_ratio: Float[Tensor, " token"]
-    num_clipped: int
+    clipped: Bool[Tensor, " token"]
 
 
 def micro_loss(policy: LanguageModel, batch: TrainBatch, algorithm: Algorithm, config: Any, *, temperature: float) -> MicroLoss:
@@ -32,5 +32,5 @@ def micro_loss(policy: LanguageModel, batch: TrainBatch, algorithm: Algorithm, c
     return MicroLoss(
         loss=(batch.weights * token_loss).sum(),
         log_ratio=(logprobs.detach() - batch.old_logprobs).cpu(),
-        num_clipped=int(clipped.sum()),
+        clipped=clipped.cpu(),
     )

@@ -57,7 +57,7 @@ class Trainer:
     def update(self, batch: TrainBatch) -> UpdateReport:
         """One optimizer update on one mini-batch. Raises RunStopped, with the weights untouched, if anything is not finite."""
         self.optimizer.zero_grad(set_to_none=True)
-        loss, num_clipped, log_ratios = 0.0, 0, []
+        loss, parts = 0.0, []
         for groups in microbatches(batch.groups, self.config.max_tokens_per_microbatch):
             part = micro_loss(
                 self.policy,
@@ -70,18 +70,15 @@ class Trainer:
                 raise RunStopped(self._not_finite("the loss", [group.prompt_id for group in groups]))
             part.loss.backward()
             loss += float(part.loss.detach())
-            num_clipped += part.num_clipped
-            log_ratios.append(part.log_ratio)
+            parts.append(part)
         grad_norm = self._clip_gradients(batch)
         rate = learning_rate(self.config, update=self.policy_version, total_updates=self.total_updates)
-        log_ratio = torch.cat(log_ratios)
         report = UpdateReport(
             loss=loss,
             grad_norm=grad_norm,
             learning_rate=rate,
-            num_tokens=len(log_ratio),
-            num_clipped=num_clipped,
-            log_ratio=log_ratio,
+            log_ratio=torch.cat([part.log_ratio for part in parts]),
+            clipped=torch.cat([part.clipped for part in parts]),
         )
         with uninterrupted():
             for group in self.optimizer.param_groups:
