@@ -68,17 +68,25 @@ def append_line(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The complete lines of a file made by `append_line`; empty if there is none."""
-    if not path.is_file():
-        return []
-    complete, _, _ = path.read_text(encoding="utf-8", errors="replace").rpartition("\n")
+    """The complete lines of a file made by `append_line`; empty if there is none. Raises ConfigError for a damaged one."""
     lines = []
-    for number, line in enumerate(complete.split("\n") if complete else [], 1):
-        try:
-            lines.append(dict(json.loads(line)))
-        except (ValueError, TypeError) as error:
-            raise ConfigError(f"{path}, line {number} is damaged ({error}). Delete that line to go on.") from error
+    for number, line in enumerate(parsed_lines(path), 1):
+        if isinstance(line, Exception):
+            raise ConfigError(f"{path}, line {number} is damaged ({line}). Delete that line to go on.") from line
+        lines.append(line)
     return lines
+
+
+def parsed_lines(path: Path) -> Iterator[dict[str, Any] | ValueError | TypeError]:
+    """The same, with the error in the place of a damaged line."""
+    if not path.is_file():
+        return
+    complete, _, _ = path.read_text(encoding="utf-8", errors="replace").rpartition("\n")
+    for line in complete.split("\n") if complete else []:
+        try:
+            yield dict(json.loads(line))
+        except (ValueError, TypeError) as error:
+            yield error
 
 
 def flush(path: Path) -> None:
