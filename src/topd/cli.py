@@ -24,6 +24,10 @@ settings:
 exit codes: 0 done; 2 the input cannot be used; 3 stopped by a failure, resumable; 130 interrupted, saved, resumable
 """
 
+EXPLAIN_EPILOG = """
+exit codes: 0 shown; 2 the folder is no run, or does not hold what was asked for
+"""
+
 SERVE_EPILOG = """
 routes: /v1/completions /v1/score /v1/models /tokenize /detokenize /health /metrics
 exit codes: 0 stopped by SIGINT or SIGTERM; 2 the model, the port or an option cannot be used
@@ -119,6 +123,17 @@ def _serve(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     return serve(ServeOptions(**options, token=token))
 
 
+def _explain(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
+    from topd.errors import ConfigError
+    from topd.report.explain import explain
+
+    if rest:
+        raise ConfigError(f"topd explain does not know {rest[0]}. `topd explain --help` lists its options.")
+    names = ("step", "group", "rollout", "color", "tokens")
+    explain(arguments.run, **{name: getattr(arguments, name) for name in names})
+    return 0
+
+
 def _config(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     from topd import config_file
     from topd.errors import ConfigError
@@ -171,10 +186,22 @@ def _parser() -> argparse.ArgumentParser:
         "config", metavar="CONFIG", help=config_help
     )
     _serve_options(verb("serve", _serve, "Serve a model over HTTP: log-probs and completions, in vLLM's forms.", SERVE_EPILOG))
+    _explain_options(verb("explain", _explain, "One group of a run, token by token, in the terminal.", EXPLAIN_EPILOG))
     resolved = verb("config", _config, "Print the resolved configuration, or the list of all keys.")
     resolved.add_argument("config", metavar="CONFIG", nargs="?", help=config_help)
     resolved.add_argument("--keys", action="store_true", help="list every key with its meaning and default")
     return parser
+
+
+def _explain_options(explain: argparse.ArgumentParser) -> None:
+    explain.add_argument("run", metavar="RUN", help="a run folder: finished, running or interrupted")
+    explain.add_argument("--step", type=int, metavar="N", help="the step (the last one with rollouts)")
+    explain.add_argument("--group", metavar="K", help="index in the step, or prompt id (the group with the worst-rejected token)")
+    explain.add_argument("--rollout", type=int, metavar="I", help="whose tokens are listed (the one with the worst token)")
+    explain.add_argument(
+        "--color", choices=("log_ratio", "reward", "return", "advantage"), help="what colours the tokens (log_ratio)"
+    )
+    explain.add_argument("--tokens", action="store_true", help="list the tokens of every rollout")
 
 
 def _serve_options(serve: argparse.ArgumentParser) -> None:
