@@ -58,6 +58,8 @@ def print_summary(summary: dict[str, Any], path: Path, console: Console) -> None
     )
     console.print(f"model      {path / 'model'}", f"metrics    {path / 'metrics.jsonl'}", sep="\n", markup=False)
     console.print(f"rollouts   {path / 'rollouts'}", f"summary    {path / 'summary.json'}", sep="\n", markup=False)
+    if (path / "report.html").is_file():
+        console.print(f"report     {path / 'report.html'}", markup=False)
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

@@ -1,0 +1,227 @@
+"""report.html: one file that needs no network, and in which nothing that a model wrote can execute.
+
+Every text goes through the template's escaping or, in the compressed data, through textContent; the page's policy allows only its
+own script, by its hash, and no connection at all (but to the server that `--watch` starts).
+"""
+
+import base64
+import gzip
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+from plotly.utils import PlotlyJSONEncoder
+
+from topd.errors import ConfigError, RunStopped, first_line
+from topd.report.charts import COLORS, axes, charts, names
+from topd.report.health import verdicts
+from topd.report.lens import MAX_TOKENS, payload
+from topd.report.rescored import rescored
+from topd.report.stored import StoredRun, StoredStep, read_run
+from topd.run.files import write_text
+
+SECTIONS = (("result", "Result"), ("health", "Health"), ("curves", "Curves"), ("tokens", "Tokens"), ("settings", "Settings"))
+_CHART_SECTIONS = ("Result", "Teacher", "Update", "Completions", "Speed")
+_JUDGED_TOKENS = 4_000_000
+"""Tokens of the steps that the health checks look into: more would only cost memory."""
+
+
+def write(
+    paths: Sequence[Path | str],
+    output: Path | str | None = None,
+    *,
+    max_tokens: int = MAX_TOKENS,
+    steps: Sequence[int] | None = None,
+) -> Path:
+    """Write the report of some run folders and return where: `output`, or report.html in the folder of a single run, or here.
+
+    Raises ConfigError for a folder that holds no run, or an output that cannot be written.
+    """
+    runs = [read_run(path) for path in dict.fromkeys(map(Path, paths))]
+    target = Path(output) if output is not None else (runs[0].path if len(runs) == 1 else Path()) / "report.html"
+    if target.is_dir():
+        raise ConfigError(f"--output {target} is a folder. Give the name of a file.")
+    text = render(runs, max_tokens=max_tokens, steps=steps)
+    try:
+        write_text(target, text)
+    except RunStopped as error:
+        raise ConfigError(
+            f"{target} could not be written: {first_line(error.__cause__ or error)}. Give another with --output."
+        ) from error
+    return target
+
+
+def render(
+    runs: Sequence[StoredRun], *, max_tokens: int = MAX_TOKENS, steps: Sequence[int] | None = None, watch: float | None = None
+) -> str:
+    """The page as a string. `steps`: whose rollouts it holds. `watch`: seconds after which it looks for news, if it is served."""
+    read: dict[int, list[StoredStep]] = {id(run): [] for run in runs}
+
+    def keep(run: StoredRun, step: StoredStep) -> None:
+        held = sum(group.num_tokens for each in read[id(run)] for group in each.groups)
+        if held < _JUDGED_TOKENS:
+            read[id(run)].append(step)
+
+    lens = payload(runs, max_tokens=max_tokens, steps=steps, on_step=keep)
+    other = [entry for run in runs for entry in rescored(run)]
+    data = {
+        "charts": [*charts(runs), *(chart for entry in other for chart in entry["charts"])],
+        "axes": axes(runs),
+        "lens": lens,
+    }
+    script = "\n".join(_asset(name) for name in ("lens.js", "report.js"))
+    labels = names(runs)
+    shown = [
+        _run(run, label, COLORS[i % len(COLORS)], read[id(run)]) for i, (run, label) in enumerate(zip(runs, labels, strict=True))
+    ]
+    headline = [row for run, label in zip(runs, labels, strict=True) for row in _headline(run, label)]
+    page = _template().render(
+        title=" and ".join(labels) if len(runs) < 4 else f"{len(runs)} runs",
+        version=version("topd"),
+        made=time.strftime("%Y-%m-%d %H:%M"),
+        policy=_policy(script, served=watch is not None),
+        watch=watch,
+        css=Markup(_asset("report.css") + _asset("lens.css")),
+        js=Markup(script),
+        plotly=_packed(get_plotlyjs()),
+        data=_packed(json.dumps(data, cls=PlotlyJSONEncoder, separators=(",", ":"))),
+        sections=[*SECTIONS[:4], *([("rescored", "Rescored")] if other else []), SECTIONS[4]],
+        chart_sections=_CHART_SECTIONS,
+        runs=shown,
+        headline=headline,
+        benchmarks=len({row["benchmark"] for row in headline}),
+        differences=differences(runs),
+        sampling=_sampling(lens, runs),
+        rescores=other,
+    )
+    return str(page)
+
+
+def differences(runs: Sequence[StoredRun]) -> list[tuple[str, list[str]]]:
+    """Settings that are not the same in all runs, but for the folder: (dotted key, value in each run)."""
+    flat = [dict(_flat(run.config)) for run in runs]
+    keys = sorted({key for each in flat for key in each} - {"run.directory", "run.resume"})
+    rows = [(key, [json.dumps(each[key], ensure_ascii=False) if key in each else "-" for each in flat]) for key in keys]
+    return [(key, values) for key, values in rows if len(set(values)) > 1]
+
+
+def _template() -> Any:
+    return Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True).from_string(_asset("report.html.j2"))
+
+
+def _asset(name: str) -> str:
+    return files("topd.report").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _packed(text: str) -> str:
+    """gzip and base64: what report.js unpacks. The same text gives the same bytes."""
+    return base64.b64encode(gzip.compress(text.encode(), compresslevel=6, mtime=0)).decode()
+
+
+def _policy(script: str, *, served: bool) -> str:
+    """Content-Security-Policy: our script, what it loads itself (the plotting library), and nothing else."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src 'sha256-{digest}' 'strict-dynamic'",
+            "style-src 'unsafe-inline'",
+            "img-src data: blob:",
+            "connect-src 'self'" if served else "connect-src 'none'",
+            "base-uri 'none'",
+            "form-action 'none'",
+        )
+    )
+
+
+def _run(run: StoredRun, label: str, color: str, steps: Sequence[StoredStep]) -> dict[str, Any]:
+    found = verdicts(run, steps)
+    good = sum(verdict.level == "good" for verdict in found)
+    levels = [f"{sum(verdict.level == level for verdict in found)} {level}" for level in ("bad", "warning", "note", "good")]
+    return {
+        "name": label,
+        "color": color,
+        "state": _state(run),
+        "problems": run.problems,
+        "verdicts": found,
+        "good": good,
+        "counts": ", ".join(count for count in levels if not count.startswith("0 ")) + ".",
+        "config": _text(run.path / "config.toml"),
+        "environment": list(_flat(run.environment)),
+    }
+
+
+def _state(run: StoredRun) -> str:
+    done, planned = len(run.metrics), run.planned_steps
+    algorithm, student, teacher = (run.setting(key) for key in ("algorithm.type", "student.name", "teacher.name"))
+    what = f"{algorithm}, {student}" + (f" from {teacher}" if teacher else "")
+    if run.finished:
+        return f"{what}; finished after {done} steps."
+    newest = max((file.stat().st_mtime for file in run.path.iterdir()), default=0.0)
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(newest))
+    return f"{what}; {done} of {planned or '?'} steps, not finished; the folder was last written to at {when}."
+
+
+def _headline(run: StoredRun, label: str) -> Iterator[dict[str, Any]]:
+    """Base, student (the newest evaluation) and teacher, on every benchmark."""
+    for benchmark in dict.fromkeys(row["benchmark"] for row in run.evaluations):
+        rows = [row for row in run.evaluations if row["benchmark"] == benchmark]
+        student = sorted((row for row in rows if row["model"] == "student"), key=lambda row: row["step"])
+        base = [row for row in student[:1] if row["step"] == 0]
+        teacher = [row for row in rows if row["model"] == "teacher"][-1:]
+        three = (("base", base), ("student", [row for row in student[-1:] if row["step"] > 0]), ("teacher", teacher))
+        for who, found in three:
+            for row in found:
+                yield {"run": label, "benchmark": benchmark, "who": who, **_cells(row)}
+
+
+def _cells(row: Mapping[str, Any]) -> dict[str, str]:
+    low, high = row["ci95"]
+    best = row.get("pass_at") or {}
+    k = max(best, key=int, default=None)
+    return {
+        "step": str(row["step"]),
+        "accuracy": f"{row['avg_at_k']:.1%}",
+        "interval": f"{low:.1%} to {high:.1%}",
+        "best": "-" if k is None else f"{best[k]['value']:.1%} (k = {k})",
+        "cut": f"{row.get('truncation_rate', 0):.1%}",
+        "length": f"{row.get('mean_length', 0):.1f}",
+        "samples": f"{row.get('problems', '?')} x {row.get('k', '?')}",
+    }
+
+
+def _sampling(lens: Mapping[str, Any], runs: Sequence[StoredRun]) -> str:
+    """How much of the rollouts is in the page."""
+    words = []
+    for held, run in zip(lens["runs"], runs, strict=True):
+        groups = sum(len(step["groups"]) for step in held["steps"])
+        of_groups = sum(step["num_groups"] for step in held["steps"])
+        name = f"{run.name}: " if len(runs) > 1 else ""
+        words.append(f"{name}{groups} of {of_groups} prompts in {len(held['steps'])} of {len(run.steps)} steps")
+    return (
+        f"This page holds a sample of the rollouts ({'; '.join(words)}): evenly spread, and in every step the prompts with the "
+        "worst-rejected and the most-credited tokens. The curves and the lists of tokens are over all rollouts of a step."
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        return f"could not be read: {error}"
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value

@@ -1,0 +1,147 @@
+"""`topd report --watch`: the report, served to this machine alone, made anew when the run has gone on.
+
+Three things are answered: GET / (the page), GET /state (a digest of the folders' files, which the page asks for every few
+seconds), and 404. Only requests that name this machine as their host are, so that no page elsewhere can read a run.
+"""
+
+import contextlib
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from topd.errors import ConfigError, TopdError, first_line
+from topd.report.page import render
+from topd.report.stored import read_run
+from topd.run.interrupt import Interrupted, interruptible
+
+HOST = "127.0.0.1"
+SECONDS = 2.0
+"""How often the page looks for news."""
+
+_SPARE = 4.0
+"""A page is made at most every so many times as long as the last one took: the run itself needs the processor more."""
+
+_WATCHED = ("config.toml", "environment.json", "metrics.jsonl", "evals.jsonl", "summary.json")
+_WATCHED_FOLDERS = ("rollouts", "updates", "rescores")
+
+
+def state(paths: Sequence[Path]) -> str:
+    """A digest that changes whenever a file does that the report is made from."""
+    found = []
+    for path in paths:
+        files = [path / name for name in _WATCHED]
+        for folder in _WATCHED_FOLDERS:
+            files += sorted((path / folder).glob("*")) if (path / folder).is_dir() else []
+        for file in files:
+            try:
+                seen = file.stat()
+                found.append(f"{file} {seen.st_mtime_ns} {seen.st_size}")
+            except OSError:  # not there yet, or being replaced this moment
+                found.append(f"{file} -")
+    return hashlib.sha256("\n".join(found).encode()).hexdigest()
+
+
+class Pages:
+    """The newest page of some run folders. Used by several threads."""
+
+    def __init__(self, paths: Sequence[Path], make: Callable[[], str]) -> None:
+        self._paths = paths
+        self._make = make
+        self._lock = threading.Lock()
+        self._state = ""
+        self._page = ""
+        self._next = 0.0
+
+    def get(self) -> tuple[str, str]:
+        """(state, page). The page is made anew if the state has changed and enough time has passed."""
+        with self._lock:
+            now = state(self._paths)
+            if not self._page or (now != self._state and time.monotonic() >= self._next):
+                began = time.monotonic()
+                try:
+                    self._page = self._make()
+                except TopdError:  # half a folder, or none for the moment: what was shown before still stands
+                    if not self._page:
+                        raise
+                self._state = now
+                self._next = time.monotonic() + _SPARE * (time.monotonic() - began)
+            return self._state, self._page
+
+
+def _handler(pages: Pages) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        timeout = 30
+
+        def do_GET(self) -> None:
+            host, _, port = (self.headers.get("Host") or "").partition(":")
+            if host not in (HOST, "localhost") or port != str(self.connection.getsockname()[1]):
+                self._answer(403, "text/plain", "this server answers requests to this machine alone\n")
+                return
+            path = self.path.partition("?")[0]
+            try:
+                if path == "/":
+                    self._answer(200, "text/html", pages.get()[1])
+                elif path == "/state":
+                    self._answer(200, "text/plain", pages.get()[0])
+                else:
+                    self._answer(404, "text/plain", "there is / and /state\n")
+            except TopdError as error:
+                self._answer(503, "text/plain", f"{error}\n")
+
+        do_HEAD = do_GET  # noqa: N815 -- the base class names it
+
+        def _answer(self, status: int, kind: str, text: str) -> None:
+            body = text.encode()
+            self.send_response(status)
+            self.send_header("Content-Type", f"{kind}; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Cache-Control", "no-store")
+            self.send_header("X-Content-Type-Options", "nosniff")
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing: a line every two seconds would bury what matters."""
+
+    return Handler
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A browser that leaves in the middle of an answer is no error."""
+
+
+def make_server(
+    paths: Sequence[Path | str], *, port: int, max_tokens: int, steps: Sequence[int] | None = None
+) -> ThreadingHTTPServer:
+    """A server that is not serving yet. Raises ConfigError for a folder that holds no run, or a port that is taken."""
+
+    folders = [Path(path).expanduser() for path in dict.fromkeys(map(str, paths))]
+
+    def make() -> str:
+        runs = [read_run(path) for path in folders]
+        return render(runs, max_tokens=max_tokens, steps=steps, watch=SECONDS)
+
+    for path in folders:
+        read_run(path)
+    try:
+        return _Server((HOST, port), _handler(Pages(folders, make)))
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"--port {port} cannot be used: {first_line(error)} Choose another, or 0 for any that is free."
+        ) from error
+
+
+def watch(paths: Sequence[Path | str], *, port: int, max_tokens: int, steps: Sequence[int] | None = None) -> None:
+    """Serve until Ctrl-C or SIGTERM."""
+    with interruptible(), make_server(paths, port=port, max_tokens=max_tokens, steps=steps) as server:
+        print(f"http://{HOST}:{server.server_address[1]}/ follows {', '.join(map(str, paths))}; Ctrl-C ends it", flush=True)
+        with contextlib.suppress(Interrupted):
+            server.serve_forever()
