@@ -33,6 +33,17 @@ def evaluate(model: str | Path, config: "Config | str | Path | Mapping[str, Any]
     return evaluate_model(str(model), config_file.load(config, overrides))
 
 
+def rescore(run: str | Path, *overrides: str) -> dict[str, Any]:
+    """The credit of a run's stored rollouts under other settings, compared with its own; also written to RUN/rescores/NAME.json.
+
+    `overrides` are the command line's words: `topd.rescore("runs/mine", "--algorithm.alpha", "0.1")`. The keys are those of
+    `topd.report.rescore.Rescore`. Raises ConfigError for what cannot be recomputed.
+    """
+    from topd.report.rescore import rescore as recompute
+
+    return dict(recompute(run, overrides))
+
+
 def topd_advantages(
     teacher_logprobs: Sequence[Tensor], behaviour_logprobs: Sequence[Tensor], *, alpha: float = 0.2
 ) -> list[Tensor]:

@@ -28,6 +28,20 @@ EXPLAIN_EPILOG = """
 exit codes: 0 shown; 2 the folder is no run, or does not hold what was asked for
 """
 
+REPORT_EPILOG = """
+exit codes: 0 written, or served until SIGINT or SIGTERM; 2 a folder, an option or the output cannot be used
+"""
+
+RESCORE_EPILOG = """
+settings:
+  What differs from the run, as --algorithm.key value; at least one. For example
+    topd rescore RUN --algorithm.alpha 0.1
+    topd rescore RUN --algorithm.type opd
+  A new algorithm.type begins with that algorithm's defaults. Only the credit is recomputed, so other sections are refused.
+
+exit codes: 0 done, RUN/rescores/NAME.json is written; 2 the input cannot be used
+"""
+
 SERVE_EPILOG = """
 routes: /v1/completions /v1/score /v1/models /tokenize /detokenize /health /metrics
 exit codes: 0 stopped by SIGINT or SIGTERM; 2 the model, the port or an option cannot be used
@@ -134,6 +148,32 @@ def _explain(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     return 0
 
 
+def _report(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
+    from topd.errors import ConfigError
+    from topd.report.page import write
+    from topd.report.watch import watch
+
+    if rest:
+        raise ConfigError(f"topd report does not know {rest[0]}. `topd report --help` lists its options.")
+    if arguments.watch:
+        if arguments.output is not None:
+            raise ConfigError("--output would be ignored with --watch, which serves the page. Remove one of the two.")
+        watch(arguments.runs, port=arguments.port, max_tokens=arguments.tokens, steps=arguments.steps)
+        return 0
+    path = write(arguments.runs, arguments.output, max_tokens=arguments.tokens, steps=arguments.steps)
+    print(f"report     {path}  ({path.stat().st_size / 1e6:.1f} MB)")
+    return 0
+
+
+def _rescore(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
+    from topd.report.rescore import parse_steps, rescore
+    from topd.report.rescore_table import show
+
+    steps = None if arguments.steps is None else parse_steps(arguments.steps)
+    show(arguments.run, rescore(arguments.run, rest, steps=steps, name=arguments.name))
+    return 0
+
+
 def _config(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     from topd import config_file
     from topd.errors import ConfigError
@@ -186,11 +226,41 @@ def _parser() -> argparse.ArgumentParser:
         "config", metavar="CONFIG", help=config_help
     )
     _serve_options(verb("serve", _serve, "Serve a model over HTTP: log-probs and completions, in vLLM's forms.", SERVE_EPILOG))
+    _report_options(verb("report", _report, "One HTML file: result, health, curves, comparison and tokens.", REPORT_EPILOG))
     _explain_options(verb("explain", _explain, "One group of a run, token by token, in the terminal.", EXPLAIN_EPILOG))
+    rescored = verb(
+        "rescore", _rescore, "Other credit over a run's stored rollouts, without sampling or scoring.", RESCORE_EPILOG
+    )
+    rescored.add_argument("run", metavar="RUN", help="a run folder: finished, running or interrupted")
+    rescored.add_argument("--steps", metavar="N,N,...", help="the steps (all that are stored)")
+    rescored.add_argument("--name", help="name of the file in RUN/rescores (made of the settings)")
     resolved = verb("config", _config, "Print the resolved configuration, or the list of all keys.")
     resolved.add_argument("config", metavar="CONFIG", nargs="?", help=config_help)
     resolved.add_argument("--keys", action="store_true", help="list every key with its meaning and default")
     return parser
+
+
+def _report_options(report: argparse.ArgumentParser) -> None:
+    report.add_argument("runs", metavar="RUN", nargs="+", help="run folders: finished, running or interrupted")
+    report.add_argument("--output", metavar="FILE", help="the page (report.html in the folder of a single run, else here)")
+    report.add_argument(
+        "--watch", action="store_true", help="serve the page on this machine and refresh it while the run goes on"
+    )
+    report.add_argument("--port", type=int, default=8400, metavar="N", help="port of --watch; 0 picks a free one (%(default)s)")
+    report.add_argument(
+        "--tokens", type=_positive, default=60_000, metavar="N", help="tokens of rollouts that the page holds (%(default)s)"
+    )
+    report.add_argument("--steps", type=_steps, metavar="N,N", help="whose rollouts the page holds (an even spread)")
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"must be a whole number above 0, found {text!r}")
+    return int(text)
+
+
+def _steps(text: str) -> list[int]:
+    return [_positive(part) for part in text.split(",")]
 
 
 def _explain_options(explain: argparse.ArgumentParser) -> None:

@@ -1,0 +1,92 @@
+"""Credit of a stored step: from parquet streams to an algorithm's own `credit`, and back to arrays."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from topd import algorithms
+from topd.algorithms.base import Algorithm
+from topd.config import AlgorithmConfig
+from topd.errors import ConfigError
+from topd.report.credit_difference import Credited
+from topd.report.stored import StoredStep
+from topd.types import CreditInput
+
+
+def check_stored(step: StoredStep, config: AlgorithmConfig, *, own: str) -> None:
+    """Raises ConfigError if an algorithm needs what the rollouts do not hold. `own`: the algorithm of the run itself."""
+    needs = algorithms.load(config.type).NEEDS
+    rollouts = [rollout for group in step.groups for rollout in group.rollouts]
+    missing = ""
+    if "teacher_logprobs" in needs and not all("teacher_logprob" in rollout.streams for rollout in rollouts):
+        missing = "teacher log-probs"
+    elif "demonstrations" in needs and config.type != own:
+        missing = "demonstrations"
+    elif "answers" in needs and all(group.answer is None for group in step.groups):
+        missing = "graded answers"
+    elif not all("student_logprob" in rollout.streams for rollout in rollouts):
+        missing = "the student's log-probs"
+    if missing:
+        raise ConfigError(
+            f'algorithm.type = "{config.type}" needs {missing}, which the rollouts of step {step.step} do not hold. Only '
+            "credit over what was stored can be recomputed; train a new run for the rest."
+        )
+    smallest = min(len(group.rollouts) for group in step.groups)
+    if smallest < config.min_group_size:
+        raise ConfigError(
+            f'algorithm.type = "{config.type}" with these settings compares the completions of a prompt and needs at least '
+            f"{config.min_group_size}; step {step.step} has a group of {smallest}."
+        )
+
+
+def credit_input(step: StoredStep) -> CreditInput:
+    """A stored step as an algorithm's `credit` sees it."""
+    rollouts = [rollout for group in step.groups for rollout in group.rollouts]
+
+    def flat(name: str) -> torch.Tensor | None:
+        parts = [rollout.streams.get(name) for rollout in rollouts]
+        there = [part for part in parts if part is not None]
+        return torch.from_numpy(np.concatenate(there)) if len(there) == len(parts) else None
+
+    behaviour = flat("student_logprob")
+    assert behaviour is not None, "checked before"
+    return CreditInput(
+        lengths=torch.tensor([len(rollout.token_ids) for rollout in rollouts]),
+        group_sizes=torch.tensor([len(group.rollouts) for group in step.groups]),
+        rewards=torch.tensor([rollout.grade for rollout in rollouts], dtype=torch.float32),
+        behaviour_logprobs=behaviour,
+        teacher_logprobs=flat("teacher_logprob"),
+    )
+
+
+def credited(flat: CreditInput, config: AlgorithmConfig) -> Credited:
+    """The credit of flat tokens, as float64 arrays."""
+    algorithm = algorithms.load(config.type)
+    credit = algorithm.credit(flat, config)
+    sizes = [int(part.sum()) for part in flat.lengths.split(flat.group_sizes.tolist())]
+    return Credited(
+        reward=_array(credit.token_rewards),
+        floor=_floor(flat, algorithm, config),
+        advantage=_array(credit.advantages),
+        weight=_array(algorithm.WEIGHTING(flat.lengths, flat.group_sizes)),
+        silent_groups=sum(not part.any() for part in credit.advantages.split(sizes)),
+    )
+
+
+def _floor(flat: CreditInput, algorithm: Algorithm, config: AlgorithmConfig) -> Any:
+    """The reward of each token if the teacher gave it no probability at all: nothing can be lower."""
+    if flat.teacher_logprobs is None:
+        return np.full(len(flat.behaviour_logprobs), -np.inf)
+    rejected = CreditInput(
+        lengths=flat.lengths,
+        group_sizes=flat.group_sizes,
+        rewards=flat.rewards,
+        behaviour_logprobs=flat.behaviour_logprobs,
+        teacher_logprobs=torch.full_like(flat.teacher_logprobs, -torch.inf),
+    )
+    return _array(algorithm.credit(rejected, config).token_rewards)
+
+
+def _array(values: torch.Tensor) -> Any:
+    return values.to(torch.float64).numpy()

@@ -1,0 +1,154 @@
+"""What `topd rescore` shows: what was changed, how the credit differs in all and by step, and the tokens that changed most."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.text import Text
+
+from topd.report.credit_difference import OldNew, Row
+from topd.report.rescore import ChangedToken, Rescore
+from topd.report.scales import ratio, scale_of, signed
+from topd.report.stored import StoredRun, read_run
+from topd.report.terminal import Column, open_console, plain_text, print_block, print_table, token_text
+from topd.report.tokens import Texts
+
+_LABEL = 12
+
+
+def show(path: Path | str, found: Rescore, console: Console | None = None) -> None:
+    """Print a rescore of the run at `path`."""
+    console = console or open_console()
+    run = read_run(path)
+    for label, value in _facts(run, found).items():
+        print_block(console, plain_text(value), label=label, indent=_LABEL)
+    if found["same"]:
+        console.print(
+            "", Text("No difference: the changed settings do not change the credit of these rollouts.", "bold"), sep="\n"
+        )
+    _show_overall(console, found["overall"])
+    _show_steps(console, found["steps"])
+    if found["top_changes"]:
+        _show_changes(console, run, found["top_changes"])
+    for problem in run.problems:
+        console.print(Text("note: ").append_text(plain_text(problem)), style="yellow")
+
+
+def _facts(run: StoredRun, found: Rescore) -> Mapping[str, str]:
+    changed = [
+        f"{key} {'unset' if values['old'] is None else values['old']} -> {values['new']}"
+        for key, values in found["changed"].items()
+    ]
+    largest = found["largest_difference"]
+    proof = "nothing: the rollouts hold no advantages to compare with"
+    if largest is not None:
+        apart = f", to within {largest:.1g}" if largest else " exactly"
+        proof = f"the run's own settings give the stored advantages of its {found['num_tokens']:,} tokens back{apart}"
+    return {
+        "run": str(run.path),
+        "changed": ", ".join(changed) or "nothing: these are the run's own settings",
+        "checked": proof,
+        "saved": str(run.path / "rescores" / f"{found['name']}.json"),
+        **({"left out": f"steps {found['skipped_steps']}"} if found["skipped_steps"] else {}),
+    }
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _whole(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
+
+
+def _correlation(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.4f}"
+
+
+_PAIRS: tuple[tuple[str, str, Any], ...] = (
+    ("mean token reward", "reward_mean", signed),
+    ("std of the token rewards", "reward_std", ratio),
+    ("tokens at the floor of the reward", "floor_share", _percent),
+    ("mean |advantage|", "mean_abs_advantage", ratio),
+    ("|advantage| held by the top 1 % of tokens", "top_share", _percent),
+    ("groups without signal", "silent_groups", _whole),
+)
+_SINGLE: tuple[tuple[str, str, Any], ...] = (
+    ("correlation of the advantages (Pearson)", "pearson", _correlation),
+    ("correlation of their ranks (Spearman)", "spearman", _correlation),
+    ("cosine of the two as weights of gradients", "cosine", _correlation),
+    ("tokens whose advantage changes sign", "sign_changes", _percent),
+)
+
+
+def _show_overall(console: Console, overall: Row) -> None:
+    values: Mapping[str, Any] = overall
+    tokens = f"{overall['compared']:,}"
+    if overall["compared"] < overall["tokens"]:
+        tokens += f" of {overall['tokens']:,}, whose numbers are finite"
+    rows: list[list[Text | str]] = []
+    for title, key, form in _PAIRS:
+        pair: OldNew = values[key]
+        over = f"{overall['groups']:,} groups" if key == "silent_groups" else f"{tokens} tokens"
+        rows.append([f"{title:<42}", form(pair["old"]), form(pair["new"]), over])
+    rows += [[f"{title:<42}", "", form(values[key]), f"{tokens} tokens"] for title, key, form in _SINGLE]
+    console.print("", Text("all steps", "bold"), sep="\n")
+    columns = [
+        Column(heading=f"{'':<42}"),
+        Column(heading="old", width=7),
+        Column(heading="new", width=7),
+        Column(heading="over"),
+    ]
+    print_table(console, columns, rows)
+
+
+def _show_steps(console: Console, rows: list[Row]) -> None:
+    """Two tables, so that a terminal of 80 columns is wide enough: how alike the credits are, and what each of them is like."""
+    alike: list[list[Text | str]] = []
+    each: list[list[Text | str]] = []
+    for row in rows:
+        values: Mapping[str, Any] = row
+        silent = row["silent_groups"]
+        alike.append(
+            [
+                *(str(row["step"]), f"{row['groups']:,}", _whole(silent["old"]), _whole(silent["new"])),
+                *(form(values[key]) for _, key, form in _SINGLE),
+                f"{row['compared']:,}",
+            ]
+        )
+        pairs = [form(values[key][side]) for _, key, form in _PAIRS if key != "silent_groups" for side in ("old", "new")]
+        each.append([str(row["step"]), *pairs[:-1], Text(f"{pairs[-1]:>6}")])
+    headings = ("step", "groups", "silent\nold", "silent\nnew", "Pearson", "Spear-\nman", "cosine", "sign\nchanges", "tokens")
+    console.print("", Text("step by step: how alike the two credits are", "bold"), sep="\n")
+    print_table(console, [Column(heading=heading) for heading in headings], alike)
+    pair_headings = ("reward", "std", "floor", "|adv.|", "top 1%")
+    columns = [Column(heading=f"{name}\n{side}", width=6) for name in pair_headings for side in ("old", "new")]
+    columns[-1] = Column(heading="top 1%\n   new")
+    console.print(
+        "", Text("step by step: mean reward, its std, tokens at its floor, mean |advantage|, top 1 %", "bold"), sep="\n"
+    )
+    print_table(console, [Column(heading="step"), *columns], each, indent=1)
+
+
+def _show_changes(console: Console, run: StoredRun, changes: list[ChangedToken]) -> None:
+    texts = Texts(run.vocabulary())
+    scale = scale_of([np.array([token[key] for token in changes for key in ("old", "new")])])
+    rows: list[list[Text | str]] = []
+    for token in changes:
+        where = [str(token[key]) for key in ("step", "group", "rollout", "position")]
+        numbers = [Text(signed(token[key]), scale.style(token[key])) for key in ("old", "new")]
+        rows.append(
+            [
+                *where,
+                *numbers,
+                signed(token["new"] - token["old"]),
+                str(token["token_id"]),
+                token_text(texts.alone(token["token_id"])),
+            ]
+        )
+    console.print("", Text(f"the {len(rows)} tokens whose advantage changes most", "bold"), sep="\n")
+    headings = ("step", "group", "rollout", "pos", "old\nadv.", "new\nadv.", "change", "id", "token")
+    print_table(console, [Column(heading=heading) for heading in headings], rows)
+    console.print("", Text("see one with: topd explain RUN --step STEP --group GROUP --rollout ROLLOUT", "dim"), sep="\n")
