@@ -22,15 +22,15 @@
   const FIELDS = [
     ["token", "token", ""],
     ["token_id", "token id", ""],
-    ["position", "position", ""],
+    ["position", "position", "from 0"],
     ["student_logprob", "student log-prob", "nats"],
     ["teacher_logprob", "teacher log-prob", "nats"],
-    ["probability_ratio", "probability ratio", "teacher / student"],
+    ["probability_ratio", "probability ratio", "\u00d7"],
     ["log_ratio", "log-ratio", "nats"],
     ["reward", "reward", "nats"],
     ["return", "return", "nats"],
     ["advantage", "advantage", "group std"],
-    ["importance_ratio", "importance ratio", "new / old policy"],
+    ["importance_ratio", "importance ratio", "\u00d7"],
     ["clipped", "clipped", ""],
   ];
 
@@ -62,13 +62,14 @@
   /** A number as people read it: 4 decimals, or an exponent where those would hide it. */
   function written(value) {
     const x = numeric(value);
-    if (x === null) return "not stored";
+    if (x === null) return "not finite";
     if (!Number.isFinite(x)) return x < 0 ? "\u2212\u221e" : "\u221e";
     const exponent = x !== 0 && (Math.abs(x) < 0.001 || Math.abs(x) >= 1e6);
     return (exponent ? x.toExponential(2) : x.toFixed(4)).replaceAll("-", "\u2212");
   }
 
   const counted = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
+  const inPage = (some, all, noun, where = "") => `${some} of ${counted(all, noun)}${where} ${all === 1 ? "is" : "are"} in this page`;
 
   /** The shade of a value: -LEVELS to LEVELS, 0 where there is no number. */
   function level(value, scale) {
@@ -79,7 +80,7 @@
 
   function shade(number) {
     if (number === 0) return "";
-    return ` ${number > 0 ? "lens-up" : "lens-down"} lens-q${Math.abs(number)}`;
+    return ` ${number > 0 ? "lens-up" : "lens-down"}-${Math.abs(number)}`;
   }
 
   // ---- Text ---------------------------------------------------------------------------------------------------------
@@ -146,9 +147,9 @@
     head() {
       const { index, grade, finish_reason: reason, update, reward } = this.rollout;
       const facts = [reason === "length" ? "cut off" : reason === "stop" ? "ended" : reason, counted(this.length, "token")];
+      facts.push(update == null ? "in no update" : `in update ${update}`);
       const rewards = (reward ?? []).map(numeric).filter((x) => x !== null);
       if (rewards.length) facts.push(`mean reward ${written(rewards.reduce((a, b) => a + b, 0) / rewards.length)}`);
-      facts.push(update == null ? "in no update" : `in update ${update}`);
       const mark = grade === 1 ? "\u2713 right" : grade === 0 ? "\u2717 wrong" : grade == null ? "not graded" : `grade ${grade.toFixed(2)}`;
       const kind = grade === 1 ? "right" : grade === 0 ? "wrong" : "other";
       return el("header", { class: "lens-head" },
@@ -163,7 +164,8 @@
     }
 
     draw() {
-      this.pieces = [];
+      this.pieces = []; // [position, span], several where a token goes over a line end
+      this.spans = new Map(); // position -> its first span
       const text = el("div", {
         class: "lens-text", role: "group", "aria-label": `Completion of rollout ${this.rollout.index}. Arrow keys move by token.`,
       });
@@ -174,6 +176,7 @@
         ...(this.from > 0 ? [this.more("previous", this.from)] : []), text,
         ...(this.to < this.length ? [this.more("next", this.length - this.to)] : []));
       this.activate(Math.max(this.from, Math.min(this.active, this.to - 1)));
+      this.pin(this.pinned ?? null);
       if (this.colouring) this.paint(...this.colouring);
     }
 
@@ -181,6 +184,7 @@
       const span = el("span", rest ? { "data-rest": position } : { "data-position": position });
       span.dataset.rollout = this.rollout.index;
       this.pieces.push([position, span]);
+      if (!rest) this.spans.set(position, span);
       return span;
     }
 
@@ -214,13 +218,14 @@
       for (const [position, span] of this.pieces) {
         const value = values?.[position];
         const x = numeric(value);
-        span.className = "lens-token" + shade(level(value, scale)) + (x !== null && x < -scale / 2 ? " lens-low" : "") +
+        const name = "lens-token" + shade(level(value, scale)) + (x !== null && x < -scale / 2 ? " lens-low" : "") +
           (clipped?.[position] === 1 ? " lens-clipped" : "") + (this.special.has(ids[position]) ? " lens-special" : "");
+        if (span.className !== name) span.className = name;
       }
     }
 
     at(position) {
-      return this.body.querySelector(`[data-position="${position}"]`);
+      return this.spans.get(position);
     }
 
     /** Makes a token the tab stop of the completion. */
@@ -229,49 +234,57 @@
       this.active = position;
       this.at(position)?.setAttribute("tabindex", "0");
     }
+
+    /** Marks a token as pinned; none if it is null. */
+    pin(position) {
+      this.at(this.pinned)?.removeAttribute("data-pinned");
+      this.pinned = position;
+      this.at(position)?.setAttribute("data-pinned", "");
+    }
   }
 
   // ---- The numbers of one token -------------------------------------------------------------------------------------
 
   class Details {
     constructor(unpin) {
-      this.title = el("h4", {}, "Token");
-      this.unpin = button("unpin", { class: "lens-unpin", hidden: true, title: "Escape does the same" }, unpin);
-      this.hint = el("p", { class: "lens-note" }, "Point at a token or move to it with the keyboard to read its numbers. Click or Enter pins it.");
+      this.title = el("h4");
+      this.unpin = button("unpin", { class: "lens-unpin", title: "Escape does the same" }, unpin);
       this.values = new Map(FIELDS.map(([field]) => [field, el("span", { "data-field": field })]));
       this.rows = new Map(FIELDS.map(([field, label, unit]) => [field, el("div", {},
         el("dt", {}, label), el("dd", {}, this.values.get(field), unit && el("small", {}, ` ${unit}`)))]));
-      this.list = el("dl", { hidden: true }, ...this.rows.values());
       this.element = el("aside", { class: "lens-details", "aria-live": "polite", "aria-label": "Numbers of the token" },
-        el("div", { class: "lens-title" }, this.title, this.unpin), this.hint, this.list);
+        el("div", { class: "lens-title" }, this.title, this.unpin), el("dl", {}, ...this.rows.values()),
+        el("p", { class: "lens-note" }, "Arrow keys move by token. Click or Enter pins one, Esc lets it go."));
     }
 
-    /** Shows a token of a card, or the hint if there is none. */
+    /** Shows a token of a card, or how to choose one if there is no card. */
     show(card, position, pinned) {
+      this.element.toggleAttribute("data-empty", !card);
       this.unpin.hidden = !pinned;
-      this.hint.hidden = Boolean(card);
-      this.list.hidden = !card;
-      this.title.textContent = card ? `Rollout ${card.rollout.index} \u00b7 token ${position}${pinned ? " \u00b7 pinned" : ""}` : "Token";
-      if (!card) return;
+      this.title.textContent = card ? `Rollout ${card.rollout.index} \u00b7 token ${position}` : "Point at a token";
+      if (!card) return this.values.forEach((_, field) => this.put(field, null, "\u2013"));
       const { rollout } = card;
-      this.values.get("token").replaceChildren(inline(card.shown(position)));
-      this.values.get("token").dataset.value = plain(card.shown(position));
-      this.put("token_id", rollout.ids[position], String(rollout.ids[position]));
-      this.put("position", position, `${position} of 0 to ${card.length - 1}`);
-      const ratio = numeric(rollout.log_ratio?.[position]);
-      this.put("probability_ratio", ratio === null ? null : Math.exp(ratio));
+      this.put("token", plain(card.shown(position)), inline(card.shown(position)));
+      this.put("token_id", rollout.ids[position], rollout.ids[position]);
+      this.put("position", position, position);
       for (const key of ["student_logprob", "teacher_logprob", "log_ratio", "reward", "return", "advantage", "importance_ratio"]) {
-        this.put(key, rollout[key]?.[position]);
+        this.stream(key, rollout[key], position, written);
       }
-      const clipped = numeric(rollout.clipped?.[position]);
-      this.put("clipped", clipped, clipped === null ? "not stored" : clipped ? "yes" : "no");
+      const ratio = (value) => (numeric(value) === null ? null : Math.exp(numeric(value)));
+      this.stream("probability_ratio", rollout.log_ratio && { [position]: ratio(rollout.log_ratio[position]) }, position, written);
+      this.stream("clipped", rollout.clipped, position, (value) => (value === 1 ? "yes" : "no"));
     }
 
-    put(field, value, text = written(value)) {
+    stream(field, values, position, say) {
+      if (values) this.put(field, values[position], say(values[position]));
+      else this.put(field, null, "not stored");
+    }
+
+    put(field, value, shown) {
       const node = this.values.get(field);
-      node.textContent = text;
+      node.replaceChildren(shown);
       node.dataset.value = value ?? "";
-      node.classList.toggle("lens-absent", numeric(value) === null);
+      node.classList.toggle("lens-absent", value == null);
     }
 
     choose(key) {
@@ -312,7 +325,8 @@
       this.choice = choiceOf(location.hash) ?? {};
       this.pin = null; // { rollout, position }
       this.cards = new Map(); // rollout index -> Card
-      this.details = new Details(() => this.setPin(null));
+      this.radios = new Map(); // stream -> radio button
+      this.details = new Details(() => this.unpin());
       this.build(root);
       this.listen();
       this.update(data);
@@ -320,15 +334,15 @@
     }
 
     build(root) {
-      this.runs = el("select", { "data-control": "run" });
-      this.steps = el("select", { "data-control": "step" });
-      this.prompts = el("select", { "data-control": "prompt" });
+      this.runs = el("select", { "aria-label": "Run", "data-control": "run" });
+      this.steps = el("select", { "aria-label": "Step", "data-control": "step" });
+      this.prompts = el("select", { "aria-label": "Prompt", "data-control": "prompt" });
       this.runField = el("label", {}, el("span", {}, "Run"), this.runs);
       this.previous = button("\u2039", { "aria-label": "previous step" }, () => this.moveStep(-1));
       this.next = button("\u203a", { "aria-label": "next step" }, () => this.moveStep(1));
       this.stepCount = el("small");
       this.promptCount = el("small");
-      this.newer = button("", { class: "lens-newer" }, () => this.choose({ step: last(this.run.steps).step }));
+      this.newer = button("", { class: "lens-newer" }, () => this.choose({ step: last(this.stepList).step }));
       this.colours = el("fieldset", { class: "lens-colours" }, el("legend", {}, "Colour by"));
       this.legend = el("div", { class: "lens-legend" });
       this.prompt = el("div", { class: "lens-prompt" });
@@ -348,17 +362,17 @@
     }
 
     listen() {
-      this.runs.addEventListener("change", () => this.choose({ run: this.data.runs[this.runs.value].name, step: undefined }));
+      this.runs.addEventListener("change", () => this.choose({ run: this.runList[this.runs.value].name, step: undefined }));
       this.steps.addEventListener("change", () => this.choose({ step: Number(this.steps.value) }));
       this.prompts.addEventListener("change", () => this.choose({ group: Number(this.prompts.value) }));
       this.colours.addEventListener("change", (event) => this.choose({ colour: event.target.value }));
-      this.grid.addEventListener("mouseover", (event) => this.look("pointed", event.target));
-      this.grid.addEventListener("mouseleave", () => this.look("pointed", null));
-      this.grid.addEventListener("focusin", (event) => this.look("focused", event.target));
-      this.grid.addEventListener("focusout", () => this.look("focused", null));
-      this.grid.addEventListener("click", (event) => this.press(this.find(event.target)));
+      this.grid.addEventListener("mouseover", (event) => this.point(event));
+      this.grid.addEventListener("mouseleave", () => this.look(null, this.focused));
+      this.grid.addEventListener("focusin", (event) => this.look(null, this.find(event.target)));
+      this.grid.addEventListener("focusout", (event) => this.look(this.pointed, this.find(event.relatedTarget)));
+      this.grid.addEventListener("click", (event) => getSelection().isCollapsed && this.press(this.find(event.target)));
       this.grid.addEventListener("keydown", (event) => this.key(event));
-      this.element.addEventListener("keydown", (event) => event.key === "Escape" && this.setPin(null));
+      this.element.addEventListener("keydown", (event) => event.key === "Escape" && this.unpin());
       window.addEventListener("hashchange", () => {
         const choice = choiceOf(location.hash);
         if (choice) this.choose(choice);
@@ -373,11 +387,9 @@
 
     /** A choice of the reader: changes some of run, step, group and colour. */
     choose(change) {
-      const before = this.group;
       Object.assign(this.choice, change);
-      if (!("colour" in change)) this.known = undefined;
+      if ("step" in change) this.known = undefined;
       this.draw();
-      if (this.group !== before) this.setPin(null);
       const { run, step, group, colour } = this.choice;
       try {
         history.replaceState(null, "", `#lens=${encodeURIComponent(run)}.${step}.${group}.${colour}`);
@@ -387,29 +399,29 @@
     }
 
     moveStep(by) {
-      this.choose({ step: this.run.steps[this.run.steps.indexOf(this.step) + by].step });
+      this.choose({ step: this.stepList[this.stepList.indexOf(this.step) + by].step });
     }
 
     /** Finds what is chosen in the data, or what is nearest to it. False if there is nothing at all. */
     settle() {
-      const runs = this.data.runs.filter((run) => run.steps.some((step) => step.groups.length));
-      if (!runs.length) return false;
       const { choice } = this;
-      this.run = runs.find((run) => run.name === choice.run) ?? runs[0];
-      const steps = this.run.steps;
-      this.step = choice.step === undefined ? last(steps) : nearest(steps, "step", choice.step);
-      if (!this.step.groups.length) this.step = last(steps.filter((step) => step.groups.length));
+      const filled = (run) => run.steps.filter((step) => step.groups.length);
+      this.runList = this.data.runs.filter((run) => filled(run).length);
+      if (!this.runList.length) return false;
+      this.run = this.runList.find((run) => run.name === choice.run) ?? this.runList[0];
+      this.stepList = filled(this.run);
+      this.step = choice.step === undefined ? last(this.stepList) : nearest(this.stepList, "step", choice.step);
       this.group = this.step.groups.find((group) => group.index === choice.group) ?? this.step.groups[0];
-      const there = this.data.streams.filter((stream) => this.has(stream));
+      const there = this.data.streams.filter((stream) => this.has(stream.key));
       this.stream = there.find((stream) => stream.key === choice.colour) ?? there[0] ?? null;
-      this.known ??= last(steps).step;
+      this.known ??= last(this.stepList).step; // The newest step when the reader last chose one.
       Object.assign(choice, { run: this.run.name, step: this.step.step, group: this.group.index });
       choice.colour = this.stream?.key ?? choice.colour;
       return true;
     }
 
-    has(stream) {
-      return this.run.scale?.[stream.key] != null;
+    has(key) {
+      return this.run.scale?.[key] != null;
     }
 
     draw() {
@@ -426,27 +438,30 @@
     }
 
     drawControls() {
-      const { run, step, group } = this;
-      this.runField.hidden = this.data.runs.length < 2;
-      fill(this.runs, this.data.runs.map((one, i) => [i, one.name]), this.data.runs.indexOf(run));
-      fill(this.steps, run.steps.map((one) => [one.step, one.step]), step.step);
-      fill(this.prompts, step.groups.map((one) => [one.index, this.summary(one)]), group.index);
-      const at = run.steps.indexOf(step);
-      this.previous.disabled = at === 0;
-      this.next.disabled = at === run.steps.length - 1;
-      const total = run.num_steps ?? last(run.steps).step;
-      this.stepCount.textContent = `${run.steps.length} of ${counted(total, "step")} are in this page`;
-      this.promptCount.textContent = `${step.groups.length} of ${counted(step.num_groups, "prompt")} of this step are in this page`;
-      this.newer.textContent = `a newer step is there: go to step ${last(run.steps).step}`;
-      if (last(run.steps).step > this.known) this.note.append(this.newer);
-      else this.newer.remove();
-      const radios = this.data.streams.map((stream) => el("label", {},
-        el("input", { type: "radio", name: "lens-colour", value: stream.key, disabled: !this.has(stream) }), el("span", {}, stream.label)));
-      if (this.colours.children.length !== radios.length + 1) this.colours.append(...radios);
-      for (const radio of this.colours.querySelectorAll("input")) {
-        radio.checked = radio.value === this.stream?.key;
-        radio.disabled = run.scale?.[radio.value] == null;
+      const { run, step, stepList, runList } = this;
+      this.runField.hidden = runList.length < 2;
+      fill(this.runs, runList.map((one, i) => [i, one.name]), runList.indexOf(run));
+      fill(this.steps, stepList.map((one) => [one.step, one.step]), step.step);
+      fill(this.prompts, step.groups.map((one) => [one.index, this.summary(one)]), this.group.index);
+      const newest = last(stepList).step;
+      this.previous.disabled = step === stepList[0];
+      this.next.disabled = step.step === newest;
+      this.stepCount.textContent = inPage(stepList.length, run.num_steps ?? newest, "step");
+      this.promptCount.textContent = inPage(step.groups.length, step.num_groups, "prompt", " of this step");
+      this.newer.textContent = `a newer step is there: go to step ${newest}`;
+      this.note.replaceChildren(...(newest > this.known ? [this.newer] : []));
+      for (const { key, label } of this.data.streams) {
+        if (!this.radios.has(key)) this.radios.set(key, this.radio(key, label));
+        const radio = this.radios.get(key);
+        radio.checked = key === this.stream?.key;
+        radio.disabled = !this.has(key);
       }
+    }
+
+    radio(key, label) {
+      const input = el("input", { type: "radio", name: "lens-colour", value: key });
+      this.colours.append(el("label", {}, input, el("span", {}, label)));
+      return input;
     }
 
     summary(group) {
@@ -482,7 +497,7 @@
           el("p", {}, el("strong", {}, stream.label), ` in ${stream.unit}: ${stream.meaning}. Blue: ${up}. Orange: ${down}. `,
             `Colours are full at \u00b1${end}.`, floored ? ` No reward is below the floor, ${run.floor_words}.` : ""),
           el("ul", {},
-            key("lens-low lens-down lens-q6", "abc", `bar below: under \u2212${written(scale / 2)}`),
+            key("lens-low lens-down-6", "abc", `bar below: under \u2212${written(scale / 2)}`),
             key("lens-clipped", "abc", "dots above: clipped by the update"),
             key("lens-special", "end", "special token"),
             el("li", {}, el("span", { class: "lens-mark", "aria-hidden": "true" }, "U+202E"), " no visible character"))));
@@ -492,11 +507,10 @@
     drawGroup() {
       const { run, step, group } = this;
       const place = JSON.stringify([run.name, step.step, group.index]);
-      const key = place + JSON.stringify(group);
-      if (key === this.drawnKey) return;
-      const held = place === this.drawnPlace ? this.find(document.activeElement) : null;
-      const before = place === this.drawnPlace ? this.cards : new Map();
-      [this.drawnKey, this.drawnPlace] = [key, place];
+      const same = place === this.drawnPlace;
+      if (same && (group === this.drawnGroup || JSON.stringify(group) === JSON.stringify(this.drawnGroup))) return;
+      const held = same ? this.find(document.activeElement) : null;
+      const before = same ? this.cards : new Map();
       this.cards = new Map(group.rollouts.map((rollout) => [rollout.index, new Card(run, rollout, before.get(rollout.index))]));
       this.prompt.replaceChildren(
         el("div", {}, el("h3", {}, "Prompt"), paragraph(group.prompt)),
@@ -504,7 +518,8 @@
         el("p", { class: "lens-note" }, inline([["t", group.prompt_id]]), group.domain ? " \u00b7 " : "", inline([["t", group.domain ?? ""]]),
           ` \u00b7 sampled by policy version ${group.policy_version}`));
       this.grid.replaceChildren(...[...this.cards.values()].map((card) => card.element));
-      this.pointed = this.focused = null;
+      if (!same) this.pin = null;
+      Object.assign(this, { drawnPlace: place, drawnGroup: group, pointed: null, focused: null });
       if (held) this.focus(held.card.rollout.index, held.position);
     }
 
@@ -540,34 +555,41 @@
       return card ? { card, position: Number(span.dataset.position ?? span.dataset.rest) } : null;
     }
 
-    look(how, node) {
-      this[how] = this.find(node);
+    point(event) {
+      const place = `${event.screenX} ${event.screenY}`;
+      if (place === this.mouse) return; // The page scrolled below a mouse at rest.
+      this.mouse = place;
+      this.look(this.find(event.target), this.focused);
+    }
+
+    look(pointed, focused) {
+      Object.assign(this, { pointed, focused });
       this.showDetails();
     }
 
     showDetails() {
       const pinned = this.pin && this.cards.get(this.pin.rollout);
-      if (this.pin && !(this.pin.position < pinned?.length)) this.pin = null;
+      if (!(this.pin?.position < pinned?.length)) this.pin = null;
+      for (const card of this.cards.values()) card.pin(this.pin && card === pinned ? this.pin.position : null);
       const token = this.pin ? { card: pinned, position: this.pin.position } : this.pointed ?? this.focused;
       this.details.show(token?.card, token?.position, Boolean(this.pin));
     }
 
-    setPin(pin) {
-      this.mark("data-pinned", false);
-      this.pin = pin;
-      this.mark("data-pinned", true);
+    press(token) {
+      if (!token) return;
+      const { position, card: { rollout: { index: rollout } } } = token;
+      const same = this.pin?.rollout === rollout && this.pin.position === position;
+      this.pin = same ? null : { rollout, position };
+      this.focus(rollout, position);
       this.showDetails();
     }
 
-    mark(name, on, { rollout, position } = this.pin ?? {}) {
-      this.cards.get(rollout)?.at(position)?.toggleAttribute(name, on);
-    }
-
-    press(token) {
-      if (!token) return;
-      this.focus(token.card.rollout.index, token.position);
-      const same = this.pin?.rollout === token.card.rollout.index && this.pin.position === token.position;
-      this.setPin(same ? null : { rollout: token.card.rollout.index, position: token.position });
+    unpin() {
+      if (!this.pin) return;
+      const { rollout, position } = this.pin;
+      this.pin = null;
+      if (this.details.unpin === document.activeElement) this.focus(rollout, position);
+      this.showDetails();
     }
 
     focus(rollout, position) {
@@ -577,7 +599,6 @@
       card.reveal(goal);
       card.activate(goal);
       card.at(goal).focus();
-      this.mark("data-pinned", true);
     }
 
     key(event) {
