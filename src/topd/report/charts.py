@@ -46,7 +46,7 @@ def _chart(chart: Chart, runs: Sequence[StoredRun]) -> Iterator[dict[str, Any]]:
         columns = ["run", "step", *(f"{metric} ({UNITS[declared_name(metric)]})" for metric in chart.lines)]
         yield _entry(
             chart,
-            _figure(chart.unit, traces, log=chart.log, stacked=chart.stacked),
+            figure_of(chart.unit, traces, log=chart.log, stacked=chart.stacked),
             columns,
             rows,
             _summary(rows, at=3 if chart.band else 2),
@@ -173,7 +173,7 @@ def _accuracy(runs: Sequence[StoredRun], labels: Sequence[str]) -> Iterator[dict
         )
         columns = ["run", "step", "model", "avg@k", "interval low", "interval high", "k", "problems"]
         students = _summary([row for row in rows if row[2] == "student"], at=3)
-        yield {**_entry(chart, _figure("avg@k, share", traces), columns, rows, students), "unit": "avg@k, share"}
+        yield {**_entry(chart, figure_of("avg@k, share", traces), columns, rows, students), "unit": "avg@k, share"}
 
 
 def _interval(points: Sequence[Mapping[str, Any]], name: str, run: int, color: str, last: int) -> Iterator[Any]:
@@ -205,14 +205,14 @@ def _faint(color: str) -> str:
     return f"rgba({red},{green},{blue},0.15)"
 
 
-def _figure(unit: str, traces: Sequence[Any], *, log: bool = False, stacked: bool = False) -> dict[str, Any]:
+def figure_of(unit: str, traces: Sequence[Any], *, x: str = "step", log: bool = False, stacked: bool = False) -> dict[str, Any]:
     """Data and layout without a theme: the page adds its own colours, light or dark."""
     figure = go.Figure(data=list(traces))
     figure.update_layout(
         template=None,
         barmode="stack" if stacked else None,
         hovermode="x unified",
-        xaxis={"title": {"text": "step"}},
+        xaxis={"title": {"text": x}},
         yaxis={"title": {"text": unit}, "type": "log" if log else "linear", "hoverformat": ".4~g"},
         showlegend=sum(trace.showlegend is not False for trace in traces) > 1,
     )

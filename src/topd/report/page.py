@@ -71,14 +71,14 @@ def render(
             read[id(run)].append(step)
 
     lens = payload(runs, max_tokens=max_tokens, steps=steps, on_step=keep)
-    other = [entry for run in runs for entry in rescored(run)]
+    labels = names(runs)
+    other = [entry for run, label in zip(runs, labels, strict=True) for entry in rescored(run, label)]
     data = {
         "charts": [*charts(runs), *(chart for entry in other for chart in entry["charts"])],
         "axes": axes(runs),
         "lens": lens,
     }
     script = "\n".join(_asset(name) for name in ("lens.js", "report.js"))
-    labels = names(runs)
     shown = [
         _run(run, label, COLORS[i % len(COLORS)], read[id(run)]) for i, (run, label) in enumerate(zip(runs, labels, strict=True))
     ]

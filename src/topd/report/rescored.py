@@ -1,11 +1,130 @@
-"""What `topd rescore` left in a run folder, as a table and figures for the report."""
+"""What `topd rescore` left in a run folder, as tables and figures for the report. Its shape: `Rescore` in rescore.py."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
+import plotly.graph_objects as go
+
+from topd.errors import first_line
+from topd.report.charts import COLORS, figure_of
 from topd.report.stored import StoredRun
+from topd.report.tokens import Texts, plain, show_text
+
+FORMAT = 1
+
+_BOTH = (
+    ("reward_mean", "mean reward", ".4g"),
+    ("reward_std", "standard deviation of the reward", ".4g"),
+    ("floor_share", "tokens at or near the floor", ".2%"),
+    ("mean_abs_advantage", "mean |advantage|", ".4g"),
+    ("top_share", "credit held by the top 1 % of tokens", ".1%"),
+    ("silent_groups", "groups without signal", ",d"),
+)
+_ONE = (
+    ("pearson", "correlation of the advantages", ".4f"),
+    ("spearman", "rank correlation", ".4f"),
+    ("cosine", "cosine of the gradients' weights", ".4f"),
+    ("sign_changes", "tokens whose advantage changes sign", ".2%"),
+)
 
 
-def rescored(run: StoredRun) -> Iterator[dict[str, Any]]:
-    """One entry per file: title, table and charts."""
-    yield from ()
+def rescored(run: StoredRun, label: str) -> Iterator[dict[str, Any]]:
+    """One entry per file: title, notes, table, tokens and charts. A file of another shape is noted as a problem of the run."""
+    texts = Texts(run.vocabulary()) if run.rescores else Texts({})
+    for at, found in enumerate(run.rescores):
+        try:
+            if found["format"] != FORMAT:
+                raise ValueError(f"its format is {found['format']!r}")
+            yield _entry(found, f"{label}-{at}", label, texts)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            run.problems.append(f"a file in rescores/ could not be shown ({type(error).__name__}: {first_line(error)})")
+
+
+def _entry(found: Mapping[str, Any], key: str, label: str, texts: Texts) -> dict[str, Any]:
+    changed = ", ".join(f"{name}: {change['old']} -> {change['new']}" for name, change in found["changed"].items())
+    overall = found["overall"]
+    notes = [
+        f"Over {overall['compared']:,} of {overall['tokens']:,} tokens in {len(found['steps'])} steps of {label}. "
+        + ("The credit is exactly the same. " if found["same"] else "")
+        + f"Made by topd {found['topd_version']}."
+    ]
+    return {
+        "title": f"{label}: {found['name']}" + (f" ({changed})" if changed else ""),
+        "notes": notes,
+        "rows": [
+            *((words, _shown(overall[name]["old"], form), _shown(overall[name]["new"], form)) for name, words, form in _BOTH),
+            *((words, "", _shown(overall[name], form)) for name, words, form in _ONE),
+        ],
+        "tokens": [
+            (
+                token["step"],
+                token["group"],
+                token["rollout"],
+                token["position"],
+                plain(texts.alone(token["token_id"])),
+                _shown(token["old"], ".3f"),
+                _shown(token["new"], ".3f"),
+            )
+            for token in found["top_changes"]
+        ],
+        "charts": list(_charts(found, key, f"{label}: {plain(show_text(found['name']))}")),
+    }
+
+
+def _charts(found: Mapping[str, Any], key: str, title: str) -> Iterator[dict[str, Any]]:
+    steps = [row["step"] for row in found["steps"]]
+    lines = {name: [row[name] for row in found["steps"]] for name, _, _ in _ONE}
+    mode = "lines+markers"
+    traces = [
+        go.Scatter(x=steps, y=series, mode=mode, name=words, line={"color": COLORS[at]})
+        for at, ((_, words, _), series) in enumerate(zip(_ONE, lines.values(), strict=True))
+    ]
+    unit = "correlation, cosine or share"
+    by_step = [[step, *at] for step, at in zip(steps, zip(*lines.values(), strict=True), strict=True)]
+    yield _chart(f"{key}-steps", f"{title}, step by step", unit, figure_of(unit, traces), ["step", *lines], by_step)
+    edges, old, new = (found["histogram"][name] for name in ("edges", "old", "new"))
+    middles = [(low + high) / 2 for low, high in pairwise(edges)]
+    bars = [go.Bar(x=middles, y=counts, name=name) for name, counts in (("as trained", old), ("rescored", new))]
+    for bar, color in zip(bars, COLORS, strict=False):
+        bar.update(marker={"color": color, "opacity": 0.6})
+    figure = figure_of("tokens", bars, x="advantage")
+    figure["layout"] |= {"barmode": "overlay", "bargap": 0}
+    rows = [[*ends, *counts] for ends, counts in zip(pairwise(edges), zip(old, new, strict=True), strict=True)]
+    note = "The outermost bars also count what lies beyond them."
+    columns = ["from", "to", "as trained", "rescored"]
+    yield _chart(f"{key}-advantages", f"{title}, advantages", "tokens", figure, columns, rows, note)
+    yield _joint(found["joint"], f"{key}-joint", title)
+
+
+def _joint(joint: Mapping[str, Any], key: str, title: str) -> dict[str, Any]:
+    """Old against new advantage as a map of counts, on a logarithmic colour scale."""
+    counts = joint["counts"]
+    x, y = ([(low + high) / 2 for low, high in pairwise(edges)] for edges in (joint["old_edges"], joint["new_edges"]))
+    columns = [[row[j] for row in counts] for j in range(len(y))]
+    heat = go.Heatmap(
+        x=x,
+        y=y,
+        z=[[math.log10(count) if count else None for count in row] for row in columns],
+        customdata=columns,
+        hovertemplate="as trained %{x:.3f}, rescored %{y:.3f}: %{customdata} tokens<extra></extra>",
+        colorscale="Cividis",
+        showscale=False,
+    )
+    figure = figure_of("advantage, rescored", [heat], x="advantage, as trained")
+    figure["layout"]["hovermode"] = "closest"
+    rows = [[x[i], y[j], counts[i][j]] for i in range(len(x)) for j in range(len(y)) if counts[i][j]]
+    note = "Every token by its advantage before and after; bright fields hold many. The outermost fields are open."
+    return _chart(key, f"{title}, token by token", "tokens", figure, ["as trained", "rescored", "tokens"], rows, note)
+
+
+def _chart(
+    key: str, title: str, unit: str, figure: dict[str, Any], columns: list[str], rows: Sequence[Any], note: str = ""
+) -> dict[str, Any]:
+    entry = {"id": f"rescored-{key}", "section": "Rescored", "title": title, "unit": unit, "note": note, "summary": ""}
+    return {**entry, "figure": figure, "columns": columns, "rows": list(rows)}
+
+
+def _shown(value: Any, form: str) -> str:
+    return "-" if value is None else format(value, form)

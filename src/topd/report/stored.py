@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from topd.errors import ConfigError
+from topd.errors import ConfigError, first_line
 from topd.run import vocabulary
 from topd.run.files import PARTIAL, parsed_lines
 
@@ -117,7 +117,7 @@ class StoredRun:
         try:
             return vocabulary.read(path)
         except (OSError, pa.ArrowException) as error:
-            self._note(f"{path.name} could not be read, so tokens are shown by their ids ({_first_line(error)})")
+            self._note(f"{path.name} could not be read, so tokens are shown by their ids ({first_line(error)})")
             return {}
 
     def step(self, step: int) -> StoredStep | None:
@@ -127,7 +127,7 @@ class StoredRun:
             table = pq.read_table(path, partitioning=None)
             return StoredStep(step=step, groups=tuple(_groups(table, self._updates(step))))
         except (OSError, pa.ArrowException, KeyError, ValueError, TypeError) as error:
-            self._note(f"rollouts of step {step} could not be read ({_first_line(error)})")
+            self._note(f"rollouts of step {step} could not be read ({first_line(error)})")
             return None
 
     def _updates(self, step: int) -> dict[tuple[str, int], dict[str, Any]]:
@@ -141,7 +141,7 @@ class StoredRun:
             rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
             return {(row["prompt_id"], row["rollout"]): row for row in rows}
         except (OSError, pa.ArrowException, KeyError, ValueError) as error:
-            self._note(f"importance ratios of step {step} could not be read ({_first_line(error)})")
+            self._note(f"importance ratios of step {step} could not be read ({first_line(error)})")
             return {}
 
     def _note(self, problem: str) -> None:
@@ -199,7 +199,7 @@ def _lines(path: Path, problems: list[str]) -> list[Mapping[str, Any]]:
     try:
         found = list(parsed_lines(path))
     except OSError as error:
-        problems.append(f"{path.name} could not be read ({_first_line(error)})")
+        problems.append(f"{path.name} could not be read ({first_line(error)})")
         return []
     problems += [
         f"{path.name}, line {i} is damaged and was left out" for i, row in enumerate(found, 1) if isinstance(row, Exception)
@@ -213,7 +213,7 @@ def _json(path: Path, problems: list[str]) -> dict[str, Any] | None:
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
-        problems.append(f"{path.name} could not be read ({_first_line(error)})")
+        problems.append(f"{path.name} could not be read ({first_line(error)})")
         return None
 
 
@@ -221,7 +221,7 @@ def _config(path: Path, problems: list[str]) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        problems.append(f"{path.name} could not be read ({_first_line(error)})")
+        problems.append(f"{path.name} could not be read ({first_line(error)})")
         return {}
 
 
@@ -286,7 +286,3 @@ def _cells(column: pa.ChunkedArray) -> list[Any]:
     starts = array.offsets.to_numpy().tolist()
     valid = array.is_valid().to_pylist()
     return [values[a:b] if ok else None for ok, a, b in zip(valid, starts[:-1], starts[1:], strict=True)]
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0][:200]
