@@ -256,7 +256,7 @@ def _of(streams: Mapping[str, list[Any]], row: int) -> dict[str, Numbers]:
 
 
 def _rollout(
-    index: int, row: Mapping[str, Any], ids: Numbers, streams: dict[str, Numbers], update: Mapping[str, Any] | None
+    index: int, row: Mapping[str, Any], ids: np.ndarray[Any, Any], streams: dict[str, Numbers], update: Mapping[str, Any] | None
 ) -> StoredRollout:
     if "teacher_logprob" in streams:
         with np.errstate(invalid="ignore"):
