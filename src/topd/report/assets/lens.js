@@ -34,6 +34,9 @@
     ["clipped", "clipped", ""],
   ];
 
+  /** Fields that are streams of a rollout, shown as they are. */
+  const STREAMS = ["student_logprob", "teacher_logprob", "log_ratio", "reward", "return", "advantage", "importance_ratio"];
+
   // ---- Small things -------------------------------------------------------------------------------------------------
 
   /** An element. Attributes that are false or null are left out; children are nodes or plain text. */
@@ -69,7 +72,8 @@
   }
 
   const counted = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
-  const inPage = (some, all, noun, where = "") => `${some} of ${counted(all, noun)}${where} ${all === 1 ? "is" : "are"} in this page`;
+  const inPage = (some, all, noun, where = "") =>
+    `${some} of ${counted(all, noun)}${where} ${all === 1 ? "is" : "are"} in this page`;
 
   /** The shade of a value: -LEVELS to LEVELS, 0 where there is no number. */
   function level(value, scale) {
@@ -136,8 +140,8 @@
       this.rollout = rollout;
       this.special = new Set(run.special);
       this.length = rollout.ids.length;
-      this.from = before?.from ?? 0;
-      this.to = Math.max(before?.to ?? 0, Math.min(PART, this.length));
+      const kept = before && before.to <= this.length && before.to > 0;
+      [this.from, this.to] = kept ? [before.from, before.to] : [0, Math.min(PART, this.length)];
       this.active = Math.min(before?.active ?? 0, Math.max(0, this.length - 1));
       this.body = el("div", { class: "lens-scroll" });
       this.element = el("article", { class: "lens-card", "data-card": rollout.index }, this.head(), this.body);
@@ -150,8 +154,8 @@
       facts.push(update == null ? "in no update" : `in update ${update}`);
       const rewards = (reward ?? []).map(numeric).filter((x) => x !== null);
       if (rewards.length) facts.push(`mean reward ${written(rewards.reduce((a, b) => a + b, 0) / rewards.length)}`);
-      const mark = grade === 1 ? "\u2713 right" : grade === 0 ? "\u2717 wrong" : grade == null ? "not graded" : `grade ${grade.toFixed(2)}`;
-      const kind = grade === 1 ? "right" : grade === 0 ? "wrong" : "other";
+      const [kind, mark] = grade === 1 ? ["right", "\u2713 right"] : grade === 0 ? ["wrong", "\u2717 wrong"]
+        : ["other", grade == null ? "not graded" : `grade ${written(grade)}`];
       return el("header", { class: "lens-head" },
         el("h4", {}, `Rollout ${index}`),
         el("span", { class: "lens-grade", "data-grade": kind }, mark),
@@ -193,9 +197,7 @@
       const text = `show the ${which} ${size} of ${this.length.toLocaleString("en")} tokens`;
       return button(text, { class: "lens-more" }, () => {
         const goal = which === "next" ? this.to : this.from - 1;
-        this.reveal(goal);
-        this.activate(goal);
-        this.at(goal).focus();
+        this.focus(goal);
       });
     }
 
@@ -226,6 +228,15 @@
 
     at(position) {
       return this.spans.get(position);
+    }
+
+    /** Moves the focus to a token, or to the last one if there are fewer. */
+    focus(position) {
+      if (!this.length) return;
+      const goal = Math.max(0, Math.min(position, this.length - 1));
+      this.reveal(goal);
+      this.activate(goal);
+      this.at(goal).focus();
     }
 
     /** Makes a token the tab stop of the completion. */
@@ -267,17 +278,13 @@
       this.put("token", plain(card.shown(position)), inline(card.shown(position)));
       this.put("token_id", rollout.ids[position], rollout.ids[position]);
       this.put("position", position, position);
-      for (const key of ["student_logprob", "teacher_logprob", "log_ratio", "reward", "return", "advantage", "importance_ratio"]) {
-        this.stream(key, rollout[key], position, written);
-      }
-      const ratio = (value) => (numeric(value) === null ? null : Math.exp(numeric(value)));
-      this.stream("probability_ratio", rollout.log_ratio && { [position]: ratio(rollout.log_ratio[position]) }, position, written);
-      this.stream("clipped", rollout.clipped, position, (value) => (value === 1 ? "yes" : "no"));
-    }
-
-    stream(field, values, position, say) {
-      if (values) this.put(field, values[position], say(values[position]));
-      else this.put(field, null, "not stored");
+      const stream = (field, values, read = (value) => value, say = written) => {
+        const value = values ? read(values[position]) : null;
+        this.put(field, value, values ? say(value) : "not stored");
+      };
+      for (const key of STREAMS) stream(key, rollout[key]);
+      stream("probability_ratio", rollout.log_ratio, (value) => (numeric(value) === null ? null : Math.exp(numeric(value))));
+      stream("clipped", rollout.clipped, Number, (value) => (value === 1 ? "yes" : "no"));
     }
 
     put(field, value, shown) {
@@ -352,7 +359,8 @@
       this.note = el("div", { role: "status" });
       this.content = el("div", {},
         el("div", { class: "lens-controls" }, this.runField,
-          el("div", { class: "lens-step" }, el("label", {}, el("span", {}, "Step"), this.steps), this.previous, this.next, this.stepCount),
+          el("div", { class: "lens-step" },
+            el("label", {}, el("span", {}, "Step"), this.steps), this.previous, this.next, this.stepCount),
           el("label", { class: "lens-pick" }, el("span", {}, "Prompt"), this.prompts, this.promptCount), this.colours),
         this.note, this.legend,
         el("div", { class: "lens-body" }, el("div", { class: "lens-main" }, this.prompt, this.grid), this.details.element),
@@ -483,24 +491,24 @@
       const cells = Array.from({ length: 2 * LEVELS + 1 }, (_, i) => el("i", { class: `lens-token${shade(i - LEVELS)}` }));
       const bar = el("div", { class: "lens-bar", "aria-hidden": "true" }, ...cells);
       const end = written(scale);
-      const scaleRow = el("div", { class: "lens-ends" }, el("span", {}, `\u2212${end}`), el("span", {}, "0"), el("span", {}, `+${end}`));
+      const ends = el("div", { class: "lens-ends" }, ...[`\u2212${end}`, "0", `+${end}`].map((text) => el("span", {}, text)));
       const floored = stream.key === "reward" && run.floor != null;
       if (floored) {
         const tick = el("span", { class: "lens-floor" }, `floor ${written(run.floor)}`);
         tick.style.setProperty("--at", Math.max(0, Math.min(1, (run.floor / scale + 1) / 2)));
         bar.append(tick);
       }
-      const key = (className, sample, text) => el("li", {}, el("span", { class: `lens-token ${className}`, "aria-hidden": "true" }, sample), ` ${text}`);
+      const key = (name, sample, text) => el("li", {}, el("span", { class: name, "aria-hidden": "true" }, sample), ` ${text}`);
       this.legend.replaceChildren(
-        el("div", { class: "lens-scale" }, bar, scaleRow),
+        el("div", { class: "lens-scale" }, bar, ends),
         el("div", {},
           el("p", {}, el("strong", {}, stream.label), ` in ${stream.unit}: ${stream.meaning}. Blue: ${up}. Orange: ${down}. `,
             `Colours are full at \u00b1${end}.`, floored ? ` No reward is below the floor, ${run.floor_words}.` : ""),
           el("ul", {},
-            key("lens-low lens-down-6", "abc", `bar below: under \u2212${written(scale / 2)}`),
-            key("lens-clipped", "abc", "dots above: clipped by the update"),
-            key("lens-special", "end", "special token"),
-            el("li", {}, el("span", { class: "lens-mark", "aria-hidden": "true" }, "U+202E"), " no visible character"))));
+            key("lens-token lens-low lens-down-6", "abc", `bar below: under \u2212${written(scale / 2)}`),
+            key("lens-token lens-clipped", "abc", "dots above: clipped by the update"),
+            key("lens-token lens-special", "end", "special token"),
+            key("lens-mark", "U+202E", "no visible character"))));
     }
 
     /** Draws the prompt and its completions, unless they are there already. */
@@ -515,27 +523,29 @@
       this.prompt.replaceChildren(
         el("div", {}, el("h3", {}, "Prompt"), paragraph(group.prompt)),
         group.answer == null ? "" : el("div", {}, el("h3", {}, "Right answer"), paragraph(group.answer)),
-        el("p", { class: "lens-note" }, inline([["t", group.prompt_id]]), group.domain ? " \u00b7 " : "", inline([["t", group.domain ?? ""]]),
-          ` \u00b7 sampled by policy version ${group.policy_version}`));
+        el("p", { class: "lens-note" }, ...[group.prompt_id, group.domain].filter(Boolean).flatMap((name) => [inline(name), " \u00b7 "]),
+          `sampled by policy version ${group.policy_version}`));
       this.grid.replaceChildren(...[...this.cards.values()].map((card) => card.element));
       if (!same) this.pin = null;
       Object.assign(this, { drawnPlace: place, drawnGroup: group, pointed: null, focused: null });
-      if (held) this.focus(held.card.rollout.index, held.position);
+      if (held) this.cards.get(held.card.rollout.index)?.focus(held.position);
     }
 
     drawLists() {
       const { worst, credited } = this.step;
-      const list = (name, title, says, entries) => entries?.length ? el("div", {}, el("h3", {}, title), el("p", { class: "lens-note" }, says),
-        el("ol", { "data-list": name }, ...entries.map((entry) => this.entry(entry)))) : "";
+      const list = (name, title, says, entries) => el("div", { hidden: !entries.length },
+        el("h3", {}, title), el("p", { class: "lens-note" }, says),
+        el("ol", { "data-list": name }, ...entries.map((entry) => this.entry(entry))));
       this.lists.replaceChildren(
-        list("worst", "Worst rejected", "The lowest log-ratios of the whole step, in nats.", worst),
-        list("credited", "Most credited", "The highest advantages of the whole step, in group std.", credited));
+        list("worst", "Worst rejected", "The lowest log-ratios of the whole step, in nats.", worst ?? []),
+        list("credited", "Most credited", "The highest advantages of the whole step, in group std.", credited ?? []));
     }
 
     entry(entry) {
       const place = `group ${entry.group} \u00b7 rollout ${entry.rollout} \u00b7 token ${entry.token}`;
       const go = button("", { disabled: !entry.in_page }, () => this.jump(entry));
-      go.append(inline(entry.shown, { class: "lens-chip" }), el("span", { class: "lens-number" }, written(entry.value)), el("span", {}, place));
+      const value = el("span", { class: "lens-number" }, written(entry.value));
+      go.append(inline(entry.shown, { class: "lens-chip" }), value, el("span", {}, place));
       if (entry.in_page) return el("li", {}, go);
       const command = `topd explain ${this.run.name} --step ${this.step.step} --group ${entry.group}`;
       return el("li", {}, go, el("small", {}, "not in this page: ", el("code", {}, command)));
@@ -577,10 +587,10 @@
 
     press(token) {
       if (!token) return;
-      const { position, card: { rollout: { index: rollout } } } = token;
-      const same = this.pin?.rollout === rollout && this.pin.position === position;
-      this.pin = same ? null : { rollout, position };
-      this.focus(rollout, position);
+      const { card, position } = token;
+      const same = this.pin?.rollout === card.rollout.index && this.pin.position === position;
+      this.pin = same ? null : { rollout: card.rollout.index, position };
+      card.focus(position);
       this.showDetails();
     }
 
@@ -588,17 +598,8 @@
       if (!this.pin) return;
       const { rollout, position } = this.pin;
       this.pin = null;
-      if (this.details.unpin === document.activeElement) this.focus(rollout, position);
+      if (this.details.unpin === document.activeElement) this.cards.get(rollout)?.focus(position);
       this.showDetails();
-    }
-
-    focus(rollout, position) {
-      const card = this.cards.get(rollout);
-      if (!card?.length) return;
-      const goal = Math.max(0, Math.min(position, card.length - 1));
-      card.reveal(goal);
-      card.activate(goal);
-      card.at(goal).focus();
     }
 
     key(event) {
@@ -612,7 +613,7 @@
         ArrowDown: [beside(1), position], Home: [card, 0], End: [card, card.length - 1],
       };
       if (event.key === "Enter" || event.key === " ") this.press(token);
-      else if (event.key in moves) this.focus(moves[event.key][0].rollout.index, moves[event.key][1]);
+      else if (event.key in moves) moves[event.key][0].focus(moves[event.key][1]);
       else return;
       event.preventDefault();
     }
@@ -620,8 +621,9 @@
     /** Goes to a token of one of the lists. */
     jump(entry) {
       this.choose({ group: entry.group });
-      this.focus(entry.rollout, entry.token);
-      const span = this.cards.get(entry.rollout)?.at(entry.token);
+      const card = this.cards.get(entry.rollout);
+      card?.focus(entry.token);
+      const span = card?.at(entry.token);
       span?.scrollIntoView({ block: "center" });
       span?.setAttribute("data-flash", "");
       setTimeout(() => span?.removeAttribute("data-flash"), 2000);
