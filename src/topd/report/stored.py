@@ -256,7 +256,11 @@ def _of(streams: Mapping[str, list[Any]], row: int) -> dict[str, Numbers]:
 
 
 def _rollout(
-    index: int, row: Mapping[str, Any], ids: np.ndarray[Any, Any], streams: dict[str, Numbers], update: Mapping[str, Any] | None
+    index: int,
+    row: Mapping[str, Any],
+    ids: np.ndarray[Any, np.dtype[np.int32]],
+    streams: dict[str, Numbers],
+    update: Mapping[str, Any] | None,
 ) -> StoredRollout:
     if "teacher_logprob" in streams:
         with np.errstate(invalid="ignore"):
