@@ -1,10 +1,12 @@
-"""Every metric of metrics.jsonl, declared in one table; docs/metrics.md is generated from it.
+"""Every metric of metrics.jsonl, declared in one table; docs/metrics.md is generated from it, and from run/healthy.py.
 
 Volatile metrics (times, throughput, memory) differ between two runs of the same configuration.
 """
 
 import re
 from dataclasses import dataclass
+
+from topd.run.healthy import HEALTHY, Healthy
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +17,11 @@ class Metric:
     unit: str
     meaning: str
     volatile: bool = False
+
+    @property
+    def healthy(self) -> Healthy | None:
+        """What to expect of it; None where nothing can be said."""
+        return HEALTHY.get(self.name)
 
 
 METRICS = (

@@ -1,0 +1,295 @@
+"""Health of a run in words, with the evidence: verdicts(run, steps), worst first.
+
+Each check is a function Watched -> verdicts, in the table at the end. Those on what was learned are in health_learning.py, those
+on how the work went in health_service.py; the rules of usual values and changes in verdict.py, the ranges in run/healthy.py. What
+does not apply to a run is left out.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+import numpy as np
+
+from topd.report import health_learning, health_service
+from topd.report.health_learning import AGREED, CHANGE
+from topd.report.lens import floor_of
+from topd.report.stored import Numbers, StoredRun, StoredStep, number
+from topd.report.verdict import (
+    LEVELS,
+    MIN_STEPS,
+    Evidence,
+    Level,
+    Verdict,
+    Watched,
+    figure,
+    judged,
+    medians,
+    of_usual,
+    percent,
+    span,
+)
+from topd.run.catalogue import NAMES, VOLATILE, declared_name
+from topd.run.healthy import HEALTHY, of_case
+
+__all__ = ["LEVELS", "Evidence", "Level", "Verdict", "verdicts"]
+
+REJECTED = math.log(0.1)
+"""A token at a tenth of the student's probability, as in token_reward/floor_share."""
+
+PUNISHED = 0.5
+"""Share of end tokens that the teacher must reject for a pattern; the other tokens must be rejected half as often."""
+
+WELCOMED = 1.0
+"""Nats. A median log-ratio of end tokens above it: the teacher would have stopped earlier."""
+
+MIN_ENDS = 20
+"""Fewer end tokens show no pattern."""
+
+TOP = 0.01
+CONCENTRATED = 0.4
+RULED = 0.6
+"""Shares of all |advantage| that the top 1 % of tokens hold. In runs that learn: 0.08 to 0.22 with a floor, to 0.48 without."""
+
+STILL = 1e-3
+"""Ratios no further from 1 are those of a policy that does not move."""
+
+WRONG_WEIGHTS = 0.1
+"""Nats per token of mismatch that no rounding explains."""
+
+
+def verdicts(run: StoredRun, steps: Sequence[StoredStep] = ()) -> list[Verdict]:
+    """All that can be said, worst first. `steps`: stored rollouts to look into; without them their checks are left out."""
+    watched = Watched(run=run, rollouts=steps)
+    with np.errstate(all="ignore"):
+        found = list(chain.from_iterable(check(watched) for check in CHECKS))
+    return sorted(found, key=lambda verdict: LEVELS.index(verdict.level))
+
+
+def state(watched: Watched) -> Iterator[Verdict]:
+    run = watched.run
+    done, planned = len(run.metrics), run.planned_steps
+    if done < MIN_STEPS:
+        words = f"{done} recorded; from {MIN_STEPS} steps on something can be said about changes."
+        yield judged("note", "Too few steps to judge", words)
+    if run.problems:
+        words = f"{len(run.problems)} parts of the run folder could not be read and were left out: {run.problems[0]}."
+        evidence = [Evidence(label="unreadable", value=problem) for problem in run.problems]
+        yield judged("warning", "Parts of the run folder are damaged", words, evidence=evidence)
+    of = f" of {planned}" if planned is not None else ""
+    if run.finished:
+        yield judged("good", "The run is finished", f"{done}{of} steps are recorded, and its summary is there.")
+    else:
+        words = f"{done}{of} steps are recorded and there is no summary of all: it is still going on, or it was stopped."
+        yield judged("note", "The run is not finished", words, advice="If it was stopped, go on with run.resume = true.")
+
+
+def infinite(watched: Watched) -> Iterator[Verdict]:
+    """A gap of null where it was computed: some sampled token has probability 0 to the teacher."""
+    name = "teacher/gap"
+    at = [row.get("step") for row in watched.run.metrics if name in row and row[name] is None]
+    if at:
+        words = f"In {len(at)} of {len(watched.run.metrics)} steps, first in step {at[0]}, the teacher gave a sampled token "
+        words += "probability 0, so the gap is infinite there."
+        if floor_of(watched.run) is None:
+            yield judged("bad", "The gap is infinite in some steps", words, name, advice=of_case(HEALTHY[name].advice, "Null"))
+        else:
+            words += " The reward has a floor, so credit stays finite."
+            yield judged("note", "The gap is infinite in some steps", words, name)
+
+
+def missing(watched: Watched) -> Iterator[Verdict]:
+    """Metrics that are there and no finite number. Null times and speeds are harmless; a null gap has its own check."""
+    holes: dict[str, list[int]] = {}
+    for i, row in enumerate(watched.run.metrics, 1):
+        for name, value in row.items():
+            harmless = value is None and (name in VOLATILE or name == "teacher/gap")
+            if declared_name(name) in NAMES and number(value) is None and not harmless:
+                holes.setdefault(name, []).append(i)
+    if holes:
+        named = ", ".join(f"{name} ({len(at)} of {len(watched.run.metrics)} steps)" for name, at in sorted(holes.items())[:4])
+        words = f"Not a finite number: {named}{', ...' if len(holes) > 4 else ''}. They were left out."
+        level: Level = "bad" if any(name.startswith("train/") for name in holes) else "note"
+        advice = "Look at the rollouts of these steps, and at what the run printed."
+        yield judged(level, "Some metrics are no numbers", words, *sorted(holes), advice=advice)
+
+
+def end_tokens(watched: Watched) -> Iterator[Verdict]:
+    """End tokens (the last of a completion that stopped by itself) against all other tokens: the base/instruct trap."""
+    ends, others = _split(watched, "log_ratio")
+    if not len(ends) + len(others):
+        return
+    where = _where(watched)
+    stopped, title = f"{len(ends)} completions that ended by themselves in {where}", "The teacher on the end token"
+    if len(ends) < MIN_ENDS:
+        yield judged("note", title, f"There are only {stopped}: too few for a pattern (at least {MIN_ENDS}).")
+        return
+    rejected, rejected_others = _mean((ends <= REJECTED).astype(np.float32)), _mean((others <= REJECTED).astype(np.float32))
+    words = f"Of {stopped} the teacher gave {percent(rejected)} of the end tokens at most a tenth of the student's probability; "
+    words += f"of the {len(others):,} other tokens {percent(rejected_others)}."
+    evidence = [
+        Evidence(label="median log-ratio of end tokens", value=figure(float(np.median(ends)))),
+        *(Evidence(label=f"mean log-ratio of {name} tokens", value=figure(_mean(x))) for name, x in _named(ends, others)),
+        *(
+            Evidence(label=f"mean advantage of {n} tokens", value=figure(_mean(x)))
+            for n, x in _named(*_split(watched, "advantage"))
+        ),
+    ]
+    if rejected >= PUNISHED and rejected_others < rejected / 2:
+        advice = of_case(HEALTHY["completion/mean_length"].advice, "Growing")
+        yield judged("bad", "The teacher punishes the end token", words, evidence=evidence, advice=advice)
+    elif np.median(ends) >= WELCOMED:
+        words = (
+            f"Over {stopped} the median log-ratio of the end token is {figure(float(np.median(ends)))} nats: the teacher would "
+        )
+        words += "have stopped there more often, so completions will get shorter."
+        yield judged("note", "The teacher wants earlier ends", words, evidence=evidence)
+    else:
+        yield judged("good", "The teacher accepts the end token", words, evidence=evidence)
+
+
+def _named(ends: Numbers, others: Numbers) -> tuple[tuple[str, Numbers], ...]:
+    return tuple((name, part) for name, part in (("end", ends), ("other", others)) if len(part))
+
+
+def _mean(values: Numbers) -> float:
+    return float(values.mean(dtype=np.float64)) if len(values) else 0.0
+
+
+def _split(watched: Watched, stream: str) -> tuple[Numbers, Numbers]:
+    """A stream of all stored rollouts: end tokens, other tokens. What is no number is left out; minus infinity is one."""
+    ends, others = [np.zeros(0, np.float32)], [np.zeros(0, np.float32)]
+    for rollout in (r for step in watched.rollouts for group in step.groups for r in group.rollouts):
+        values = rollout.streams.get(stream)
+        if values is not None and len(values):
+            cut = len(values) - (rollout.finish_reason == "stop")
+            others.append(values[:cut])
+            ends.append(values[cut:])
+    first, second = np.concatenate(ends), np.concatenate(others)
+    return first[~np.isnan(first)], second[~np.isnan(second)]
+
+
+def _where(watched: Watched) -> str:
+    numbers = [step.step for step in watched.rollouts]
+    return (
+        f"step {numbers[0]}"
+        if len(numbers) == 1
+        else "steps " + ", ".join(map(str, numbers[:8])) + (", ..." * (len(numbers) > 8))
+    )
+
+
+def concentration(watched: Watched) -> Iterator[Verdict]:
+    if not watched.sampled:
+        return
+    size = np.abs(np.concatenate(_split(watched, "advantage")).astype(np.float64))
+    size = np.sort(size[np.isfinite(size)])[::-1]
+    count = int(TOP * len(size))
+    if not count or not size.sum() > 0:
+        return
+    share = float(size[:count].sum() / size.sum())
+    words = f"The {count:,} tokens ({percent(TOP)} of {len(size):,} in {_where(watched)}) with the largest advantages hold "
+    words += f"{percent(share)} of all credit."
+    evidence = [Evidence(label="largest |advantage|", value=figure(float(size[0])))]
+    advice = "Read them in the token view. A reward with a floor (algorithm.reward, algorithm.alpha) or a larger "
+    advice += "rollout.group_size spreads credit."
+    if share > RULED:
+        yield judged("warning", "A few tokens rule the update", words, evidence=evidence, advice=advice)
+    elif share > CONCENTRATED:
+        yield judged("note", "Credit is concentrated", words, evidence=evidence, advice=advice)
+    else:
+        yield judged("good", "Credit is spread over the tokens", words, evidence=evidence)
+
+
+def rejected(watched: Watched) -> Iterator[Verdict]:
+    name = "token_reward/floor_share"
+    usual = watched.series(name).usual
+    if len(usual):
+        words = f"{percent(usual.median)} of the tokens ({of_usual(usual)}) get at most a tenth of the student's probability "
+        words += "from the teacher."
+        fine = HEALTHY[name].holds(usual.median)
+        title = "Few tokens are rejected" if fine else "The teacher rejects many tokens"
+        yield judged("good" if fine else "warning", title, words, name, evidence=medians(watched, name))
+
+
+def tail(watched: Watched) -> Iterator[Verdict]:
+    """The heavy tail is harmless above a floor, and dangerous where the reward is the log-ratio itself."""
+    name = "teacher/log_ratio_p01"
+    usual, top = watched.series(name).usual, watched.usual("teacher/log_ratio_p99")
+    if not len(usual):
+        return
+    floor = floor_of(watched.run)
+    words = f"One token in a hundred has a log-ratio below {figure(usual.median)} nats ({of_usual(usual)})."
+    evidence = tuple(medians(watched, name, "teacher/log_ratio_p50", "teacher/log_ratio_p99"))
+    if floor is not None:
+        words += f" The reward never falls below {figure(floor[0])}, {floor[1]}, however far a log-ratio does."
+        yield judged("good", "The heavy tail is bounded", words, name, evidence=evidence)
+    elif HEALTHY[name].holds(usual.median):
+        yield judged("good", "The tail is not heavy", words, name, evidence=evidence)
+    elif _is_log_ratio(watched):
+        words += " The reward is the log-ratio itself, without a floor, so a few such tokens can make an update."
+        yield judged("warning", "The heavy tail is not bounded", words, name, evidence=evidence)
+    else:
+        yield judged("note", "The tail is heavy", words, name, evidence=evidence, advice=HEALTHY[name].advice)
+    if top is not None and not HEALTHY["teacher/log_ratio_p99"].holds(top):
+        words = f"One token in a hundred has a log-ratio above {figure(top)} nats ({of_usual(usual)})."
+        advice = HEALTHY["teacher/log_ratio_p99"].advice
+        yield judged("note", "Some tokens are pulled up hard", words, "teacher/log_ratio_p99", advice=advice)
+
+
+def _is_log_ratio(watched: Watched) -> bool:
+    """The mean reward is minus the gap in every step: told by the numbers, whatever the algorithm is called."""
+    pairs = zip(watched.run.series("token_reward/mean"), watched.run.series("teacher/gap"), strict=True)
+    both = [(reward, gap) for reward, gap in pairs if reward is not None and gap is not None]
+    return bool(both) and all(math.isclose(reward, -gap, rel_tol=1e-3, abs_tol=1e-6) for reward, gap in both)
+
+
+def movement(watched: Watched) -> Iterator[Verdict]:
+    """How far the updates of a step move the policy. With one update a step the ratio is 1 and says nothing."""
+    updates, clip = watched.usual("train/updates"), watched.series("ratio/clip_share")
+    low, high = watched.series("ratio/p01"), watched.series("ratio/p99")
+    if not (updates is not None and updates > 1 and len(clip) and len(low) and len(high)):
+        return
+    names = ("ratio/clip_share", "ratio/p01", "ratio/p99")
+    words = f"Over {span(clip.range)} the median share of clipped tokens is {percent(clip.median)}, and 98 % of the importance "
+    words += f"ratios lie in {figure(low.median)} to {figure(high.median)} ({figure(updates)} updates a step)."
+    evidence = tuple(medians(watched, *names, "train/grad_norm", "train/learning_rate"))
+    gap, over = watched.usual("teacher/gap"), watched.change("teacher/gap")
+    still = abs(low.usual.median - 1) <= STILL and abs(high.usual.median - 1) <= STILL and not clip.usual.median
+    out = [name for name, x in zip(names, (clip, low, high), strict=True) if not HEALTHY[name].holds(x.median)]
+    if out:
+        words += f" {HEALTHY[out[0]].outside}"
+        advice = HEALTHY["ratio/clip_share"].advice
+        yield judged("warning", "The policy moves too fast", words, *names, evidence=evidence, advice=advice)
+    elif still and over is not None and gap is not None and gap > AGREED and not over.falls(CHANGE):
+        norm, rate = watched.usual("train/grad_norm"), watched.usual("train/learning_rate")
+        numb = norm is not None and not HEALTHY["train/grad_norm"].holds(norm)
+        words = f"In {span(low.usual.range)} no importance ratio is further than {STILL:g} from 1 (1st and 99th percentile) and "
+        words += f"none is clipped, while the gap stays at {figure(gap)} nats per token."
+        words += f" The learning rate is {figure(rate)}." if rate is not None else ""
+        advice = HEALTHY["train/grad_norm"].advice if numb else "Raise trainer.learning_rate; check trainer.schedule."
+        yield judged("warning", "The policy has stopped moving", words, *names, evidence=evidence, advice=advice)
+    else:
+        yield judged("good", "The policy moves at a measured pace", words, *names, evidence=evidence)
+
+
+def mismatch(watched: Watched) -> Iterator[Verdict]:
+    name = "policy/mismatch_kl"
+    usual = watched.series(name).usual
+    if not len(usual):
+        return
+    words = f"The engine's distribution is {figure(usual.median)} nats per token from the trainer's ({of_usual(usual)}; "
+    words += f"{HEALTHY[name].expected})."
+    evidence = tuple(medians(watched, name))
+    if HEALTHY[name].holds(usual.median):
+        yield judged("good", "Engine and trainer agree", words, name, evidence=evidence)
+    else:
+        level: Level = "bad" if usual.median > WRONG_WEIGHTS else "warning"
+        yield judged(level, "Engine and trainer disagree", words, name, evidence=evidence)
+
+
+CHECKS = (
+    *(state, infinite, missing),
+    *health_learning.CHECKS,
+    *(end_tokens, concentration, rejected, tail, movement, mismatch),
+    *health_service.CHECKS,
+)
