@@ -22,6 +22,7 @@ from topd.models.load import frozen_copy, load, with_adapters
 from topd.rollout.embedded import EmbeddedEngine
 from topd.rollout.handover import FilesTransport, Transport
 from topd.rollout.vllm import VllmEngine
+from topd.run.trackers import check_installed
 from topd.tasks.grading import Grader
 from topd.tasks.load import load_task
 from topd.tasks.prompts import PromptStream, make_prompts
@@ -86,6 +87,7 @@ def assemble(config: Config, *, cache_path: Path | None = None) -> Parts:
 
 
 def _assemble(config: Config, cache_path: Path | None, opened: ExitStack) -> Parts:
+    check_installed(config.run.trackers)
     device = pick_device(config.run.device)
     set_threads(config.run.threads)
     algorithm = algorithms.load(config.algorithm.type)

@@ -254,6 +254,16 @@ class RunConfig(Section):
     threads: int | None = Field(
         None, ge=1, description="Torch threads. Unset: torch decides. The same number gives the same bytes."
     )
+    trackers: list[Literal["tensorboard", "wandb", "trackio", "mlflow"]] = Field(
+        [], description="Experiment trackers that get the metrics too: tensorboard, wandb, trackio, mlflow (docs/trackers.md)."
+    )
+
+    @field_validator("trackers")
+    @classmethod
+    def _are_given_once(cls, value: list[str]) -> list[str]:
+        if twice := sorted({name for name in value if value.count(name) > 1}):
+            raise ConfigError(f"run.trackers must name each tracker once; found {twice[0]!r} twice. Remove one.")
+        return value
 
 
 TeacherName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]

@@ -26,6 +26,7 @@ from topd.run.interrupt import Interrupted, interruptible, uninterrupted
 from topd.run.metrics import step_metrics
 from topd.run.progress import Display
 from topd.run.summary import print_summary, summarise_run
+from topd.run.trackers import Trackers
 from topd.tasks.prompts import demonstrate
 from topd.teacher.scoring import kept, score
 from topd.trainer.batch import flatten, make_batches
@@ -39,11 +40,12 @@ def run(config: Config, display: Display | None = None) -> dict[str, Any]:
     """
     with interruptible(), open_run(config) as directory:
         display = display or Display()
-        with naming_memory(), contextlib.closing(assemble(config, cache_path=directory.path / SCORES)) as parts:
+        trackers = Trackers(config.run.trackers, directory.path, config.model_dump(mode="json"), display.line)
+        with naming_memory(), trackers, contextlib.closing(assemble(config, cache_path=directory.path / SCORES)) as parts:
             require(probe(parts))
             directory.begin(config, parts.prompts.sha256())
             vocabulary.write(directory.vocabulary, entries(parts.policy))
-            return Run(parts, directory, display).to_the_end()
+            return Run(parts, directory, display, trackers).to_the_end()
 
 
 @contextmanager
@@ -63,11 +65,12 @@ def naming_memory() -> Iterator[None]:
 class Run:
     """One run in progress: the parts, the folder, and how far it has come."""
 
-    def __init__(self, parts: Parts, directory: RunDirectory, display: Display) -> None:
+    def __init__(self, parts: Parts, directory: RunDirectory, display: Display, trackers: Trackers) -> None:
         self.parts = parts
         self.config = parts.config
         self.directory = directory
         self.display = display
+        self.trackers = trackers
         self.trainer = make_trainer(parts)
         self.ahead = Ahead()
         self.steps_done = 0
@@ -78,6 +81,7 @@ class Run:
         if not self.parts.benchmarks:
             self.display.line("there are no held-out problems: nothing is evaluated")
         self.resume()
+        self.trackers.open(self.steps_done)
         try:
             self.evaluate_due(self.steps_done)
             for step in range(self.steps_done + 1, self.config.run.steps + 1):
@@ -225,6 +229,7 @@ class Run:
             if self.parts.cache is not None:
                 self.parts.cache.step_done()
         self.display.step_line(row, steps=self.config.run.steps)
+        self.trackers.log(row)
 
     def resume(self) -> None:
         """Go back to the newest complete checkpoint, if there is one, and forget what came after it."""
@@ -268,7 +273,9 @@ class Run:
             return
         with self.display.phase("eval", f"{who} on {benchmark.name}") as on_tokens:
             found = evaluate_engine(engine, benchmark, sampling_params(self.config), on_tokens=on_tokens)
-        self.directory.add_evaluation({"model": who, "step": step, **found})
+        row = {"model": who, "step": step, **found}
+        self.directory.add_evaluation(row)
+        self.trackers.evaluation(row)
         low, high = found["ci95"]
         self.display.line(
             f"eval {benchmark.name}: {who} at step {step}  avg@{found['k']} {found['avg_at_k']:.1%} "
@@ -280,5 +287,6 @@ class Run:
         export(self.parts.policy, self.directory.model)
         summary = summarise_run(self.config, self.directory)
         self.directory.write_summary(summary)
+        self.trackers.finish(summary)
         print_summary(summary, self.directory.path, self.display.console)
         return summary

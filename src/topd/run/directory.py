@@ -1,7 +1,8 @@
 """The run folder: the only place a run writes to, and the only output format.
 
 config.toml  environment.json  vocabulary.parquet  metrics.jsonl  evals.jsonl  rollouts/step_000001.parquet
-updates/step_000001.parquet  checkpoints/step_000010/  model/  summary.json, and with a served teacher teacher_scores.sqlite
+updates/step_000001.parquet  checkpoints/step_000010/  model/  summary.json, with a served teacher teacher_scores.sqlite,
+and with run.trackers trackers/
 """
 
 import fcntl
@@ -24,11 +25,11 @@ from topd.run.files import PARTIAL, append_line, read_lines, remove, write_json,
 
 _ENDPOINT = "base_url|api_key_env|max_concurrent_requests|wait_s|timeout_s|patience_s|max_attempts|max_dropped_share"
 MAY_CHANGE = re.compile(
-    r"run\.(resume|checkpoint_every|keep_checkpoints|steps|device|directory)|eval\.teacher"
+    r"run\.(resume|checkpoint_every|keep_checkpoints|steps|device|directory|trackers)|eval\.teacher"
     rf"|(teacher|teachers\.[^.]+|rollout)\.({_ENDPOINT}|weights|weights_directory)"
 )
-"""Keys that a resumed run may set anew: how often it saves, where its servers are and how they are asked (but not whether
-there are any). A change of any other would make one run out of two."""
+"""Keys that a resumed run may set anew: how often it saves, what follows it, where its servers are and how they are asked
+(but not whether there are any). A change of any other would make one run out of two."""
 
 
 SCORES = "teacher_scores.sqlite"

@@ -1,0 +1,262 @@
+"""The real trackers, offline: one run stopped after two steps of three and resumed, read back with each tracker's own reader."""
+
+import contextlib
+import json
+import os
+import sqlite3
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.tiny import tiny_config
+from tests.run.tracking import CONFIG, make_folder, row
+from topd import config_file
+from topd.loop import run
+from topd.run import trackers
+from topd.run.catalogue import VOLATILE
+from topd.run.files import read_lines
+from topd.run.trackers import PACKAGES, Trackers
+
+NAMES = list(PACKAGES)
+USERS_OWN = ("WANDB_", "MLFLOW_", "TRACKIO_", "NETRC")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A run without trackers, and one with all of them in two parts. Both folders are called my-run."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith(USERS_OWN)]:
+            patch.delenv(name)
+        home = tmp_path_factory.mktemp("home")  # no login, and nothing may be written there
+        patch.setenv("HOME", str(home))
+        plain, tracked = (tmp_path_factory.mktemp(name) / "my-run" for name in ("plain", "tracked"))
+        patch.setattr(trackers, "FLUSH_S", 300.0)  # a busy machine may be slow; the bound is tested with fakes
+        run(config_file.load(tiny_config(plain, run__steps=3, eval__every_steps=2)))
+        for steps, resume in ((2, False), (3, True)):
+            changes = {"run__steps": steps, "run__resume": resume, "run__trackers": NAMES, "eval__every_steps": 2}
+            run(config_file.load(tiny_config(tracked, **changes)))
+        assert list(home.rglob("*")) == []
+    return plain, tracked
+
+
+def metric(folder: Path, name: str) -> list[tuple[int, float]]:
+    return [(row["step"], row[name]) for row in read_lines(folder / "metrics.jsonl")]
+
+
+def evaluated(folder: Path, who: str) -> list[tuple[int, float]]:
+    return [(row["step"], row["avg_at_k"]) for row in read_lines(folder / "evals.jsonl") if row["model"] == who]
+
+
+def last_part(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "summary.json").read_text())
+
+
+def reader(script: str, *words: str, **environment: str) -> Any:
+    """What a script prints as JSON, in a process of its own: these libraries warn, log and set signal handlers."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script, *words],
+        env={**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", **environment},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_run_leaves_the_same_with_and_without_trackers(runs):
+    plain, tracked = runs
+    for name in ("model/model.safetensors", "evals.jsonl", "vocabulary.parquet", "environment.json"):
+        assert (plain / name).read_bytes() == (tracked / name).read_bytes()
+    for folder in ("rollouts", "updates"):
+        assert [p.read_bytes() for p in sorted((plain / folder).iterdir())] == [
+            p.read_bytes() for p in sorted((tracked / folder).iterdir())
+        ]
+    rows = [
+        [{k: v for k, v in row.items() if k not in VOLATILE} for row in read_lines(folder / "metrics.jsonl")] for folder in runs
+    ]
+    assert rows[0] == rows[1]
+    assert not (plain / "trackers").exists()
+    assert sorted(path.name for path in (tracked / "trackers").iterdir()) == sorted(NAMES)
+
+
+def test_tensorboard(runs):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = runs[1]
+    found = EventAccumulator(str(folder / "trackers" / "tensorboard"), size_guidance={"scalars": 0, "tensors": 0})
+    found.Reload()
+
+    def scalars(tag: str) -> list[tuple[int, float]]:
+        return [(event.step, pytest.approx(event.value, rel=1e-6)) for event in found.Scalars(tag)]
+
+    def text(tag: str) -> str:
+        return found.Tensors(f"{tag}/text_summary")[-1].tensor_proto.string_val[0].decode()
+
+    numbers = {key for line in read_lines(folder / "metrics.jsonl") for key, value in line.items() if value is not None}
+    tags = set(found.Tags()["scalars"])
+    assert {tag for tag in tags if not tag.startswith(("eval/", "final/"))} == numbers
+    assert metric(folder, "train/loss") == scalars("train/loss")
+    assert evaluated(folder, "student") == scalars("eval/held_out/student/avg_at_k")
+    assert evaluated(folder, "teacher") == scalars("eval/held_out/teacher/avg_at_k")
+    student = last_part(folder)["student"]
+    assert [(3, student["ci95"][1])] == scalars("final/held_out/student/ci95_high")[-1:]
+    assert "| run.steps | 3 |" in text("config")
+    assert '| algorithm.type | "topd" |' in text("config")
+    assert "| python |" in text("environment")
+    assert "| held_out | teacher | 4 | 2 |" in text("final")
+    assert text("status") == "finished"
+
+
+READ_MLFLOW = """
+import json, sys
+from mlflow.tracking import MlflowClient
+client = MlflowClient(f"sqlite:///{sys.argv[1]}/mlflow.db")
+(experiment,) = [e for e in client.search_experiments() if e.name == "topd"]
+(found,) = client.search_runs([experiment.experiment_id])
+def history(name): return [[m.step, m.value] for m in client.get_metric_history(found.info.run_id, name)]
+print(json.dumps({
+    "name": found.info.run_name, "status": found.info.status, "params": found.data.params, "tags": found.data.tags,
+    "history": {name: history(name) for name in found.data.metrics},
+    "artifacts": [file.path for file in client.list_artifacts(found.info.run_id)],
+}))
+"""
+
+
+def pairs(history: list[list[float]]) -> list[tuple[int, float]]:
+    return [(int(step), value) for step, value in history]
+
+
+def test_mlflow(runs):
+    folder = runs[1]
+    store = folder / "trackers" / "mlflow"
+    found = reader(READ_MLFLOW, str(store))
+    assert (found["name"], found["status"]) == ("my-run", "FINISHED")
+    numbers = {key for line in read_lines(folder / "metrics.jsonl") for key, value in line.items() if value is not None}
+    assert {name for name in found["history"] if not name.startswith(("eval/", "final/"))} == numbers
+    assert pairs(found["history"]["train/loss"]) == metric(folder, "train/loss")
+    assert pairs(found["history"]["eval/held_out/student/avg_at_k"]) == evaluated(folder, "student")
+    assert pairs(found["history"]["final/held_out/teacher/avg_at_k"])[-1] == (3, last_part(folder)["teacher"]["avg_at_k"])
+    assert found["params"]["algorithm.type"] == '"topd"'
+    assert (found["params"]["run.steps"], found["tags"]["config.run.steps"]) == ("2", "3")
+    assert "environment.python" in found["tags"]
+    assert found["artifacts"] == ["final.json"]
+    (table,) = store.glob("artifacts/*/artifacts/final.json")
+    content = json.loads(table.read_text())
+    assert content["columns"][:2] == ["benchmark", "model"]
+    assert [line[1] for line in content["data"]] == ["base", "student", "teacher"]
+
+
+READ_TRACKIO = """
+import contextlib, json, sys
+with contextlib.redirect_stdout(sys.stderr):
+    import trackio
+    (found,) = trackio.Api().runs("topd")
+    from trackio.sqlite_storage import SQLiteStorage
+    logs = SQLiteStorage.get_logs("topd", found.name)
+    config = found.config
+print(json.dumps({"name": found.name, "config": config, "logs": logs}))
+"""
+
+
+def test_trackio(runs):
+    folder = runs[1]
+    found = reader(READ_TRACKIO, TRACKIO_DIR=str(folder / "trackers" / "trackio"))
+    logs = found["logs"]
+    assert found["name"] == "my-run"
+    assert found["config"]["algorithm.type"] == "topd"
+    assert "environment.python" in found["config"]
+    assert [(line["step"], line["train/loss"]) for line in logs if "train/loss" in line] == metric(folder, "train/loss")
+    name = "eval/held_out/student/avg_at_k"
+    assert [(line["step"], line[name]) for line in logs if name in line] == evaluated(folder, "student")
+    final = [line for line in logs if "final" in line][-1]
+    assert [line["model"] for line in final["final"]["_value"]] == ["base", "student", "teacher"]
+    name = "final/held_out/teacher/ci95_low"
+    assert [line[name] for line in logs if name in line][-1] == last_part(folder)["teacher"]["ci95"][0]
+    assert [line["status"] for line in logs if "status" in line] == ["finished", "finished"]
+
+
+def wandb_records(path: Path) -> list[Any]:
+    """The records of an offline file: a LevelDB log of protobuf messages (wandb has no public reader)."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, position, begun, found = path.read_bytes(), 7, b"", []
+    while position + 7 <= len(data):
+        if (left := 32768 - position % 32768) < 7:
+            position += left
+            continue
+        _, size, kind = struct.unpack("<IHB", data[position : position + 7])
+        begun += data[position + 7 : position + 7 + size]
+        position += 7 + size
+        if kind in (1, 4):  # whole, or last part
+            found.append(Record.FromString(begun))
+            begun = b""
+    return found
+
+
+def wandb_items(items: Any) -> dict[str, Any]:
+    return {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
+
+
+def test_wandb(runs):
+    folder = runs[1]
+    parts = [wandb_records(path) for path in sorted((folder / "trackers" / "wandb" / "wandb").glob("offline-run-*/*.wandb"))]
+    begun = [record.run for part in parts for record in part if record.WhichOneof("record_type") == "run"]
+    assert [(each.project, each.display_name) for each in begun] == [("topd", "my-run")] * 2
+    assert begun[0].run_id == begun[1].run_id
+    config = wandb_items(begun[1].config.update)
+    assert config["run"]["steps"] == 3
+    assert config["algorithm"]["type"] == "topd"
+    assert "python" in config["environment"]
+    rows = [record.history for part in parts for record in part if record.WhichOneof("record_type") == "history"]
+    logs = [wandb_items(each.item) for each in rows]
+    assert [each.step.num for each in rows] == list(range(len(rows)))  # goes on over the resume
+    assert [(line["step"], line["train/loss"]) for line in logs if "train/loss" in line] == metric(folder, "train/loss")
+    name = "eval/held_out/student/avg_at_k"
+    assert [(line["step"], line[name]) for line in logs if name in line] == evaluated(folder, "student")
+    name = "final/held_out/teacher/ci95_low"
+    assert [line[name] for line in logs if name in line][-1] == last_part(folder)["teacher"]["ci95"][0]
+    assert any("final/nrows" in line for line in logs)
+    (table, *_) = (folder / "trackers" / "wandb").rglob("final_*.table.json")
+    assert [line[1] for line in json.loads(table.read_text())["data"]] == ["base", "student", "teacher"]
+    assert [record.exit.exit_code for part in parts for record in part if record.WhichOneof("record_type") == "exit"] == [0, 0]
+
+
+def test_a_stopped_run_is_marked_where_the_tracker_knows_such(tmp_path, monkeypatch):
+    for name in [name for name in os.environ if name.startswith(USERS_OWN)]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    monkeypatch.setattr(trackers, "FLUSH_S", 300.0)
+    folder = make_folder(tmp_path / "my-run")
+    lines: list[str] = []
+    with pytest.raises(KeyboardInterrupt), Trackers(["mlflow", "wandb"], folder, CONFIG, lines.append) as tracked:
+        tracked.open(0)
+        tracked.log(row(1))
+        raise KeyboardInterrupt
+    assert [line for line in lines if "is off" in line] == []
+    with contextlib.closing(sqlite3.connect(folder / "trackers" / "mlflow" / "mlflow.db")) as store:
+        assert store.execute("select status from runs").fetchall() == [("KILLED",)]
+    (path,) = (folder / "trackers" / "wandb" / "wandb").glob("offline-run-*/*.wandb")
+    assert [r.exit.exit_code for r in wandb_records(path) if r.WhichOneof("record_type") == "exit"] == [1]
+
+
+def test_the_users_environment_decides_where(tmp_path, monkeypatch):
+    """A server that refuses: the tracker is off, and nothing of the key is shown."""
+    for name in [name for name in os.environ if name.startswith(USERS_OWN)]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(trackers, "FLUSH_S", 300.0)
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef0123456789abcdef01234567")
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "2")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    folder = make_folder(tmp_path / "my-run")
+    lines: list[str] = []
+    with Trackers(["mlflow", "wandb"], folder, CONFIG, lines.append) as tracked:
+        tracked.open(0)
+        tracked.log(row(1))
+    off = [line for line in lines if "is off" in line]
+    assert sorted(line.split()[1] for line in off) == ["mlflow", "wandb"]
+    assert "0123456789abcdef" not in "".join(lines)
