@@ -17,6 +17,7 @@ from topd.errors import ConfigError, RunStopped, first_line
 from topd.eval.benchmark import Benchmark, evaluate_engine, sampling_params
 from topd.models.export import export
 from topd.models.vocabulary import entries
+from topd.report import page
 from topd.rollout.ahead import Ahead
 from topd.rollout.engine import Engine, SamplingParams
 from topd.run import checkpoint, rollouts, vocabulary
@@ -273,8 +274,7 @@ class Run:
             return
         with self.display.phase("eval", f"{who} on {benchmark.name}") as on_tokens:
             found = evaluate_engine(engine, benchmark, sampling_params(self.config), on_tokens=on_tokens)
-        row = {"model": who, "step": step, **found}
-        self.directory.add_evaluation(row)
+        self.directory.add_evaluation(row := {"model": who, "step": step, **found})
         self.trackers.evaluation(row)
         low, high = found["ci95"]
         self.display.line(
@@ -288,5 +288,13 @@ class Run:
         summary = summarise_run(self.config, self.directory)
         self.directory.write_summary(summary)
         self.trackers.finish(summary)
+        self.report()
         print_summary(summary, self.directory.path, self.display.console)
         return summary
+
+    def report(self) -> None:
+        """Write report.html. A run that is done does not fail for its picture."""
+        try:
+            page.write([self.directory.path])
+        except Exception as error:  # whatever it is: `topd report` tells it again, and nothing is lost
+            self.display.line(f"no report was written ({first_line(error)}); `topd report {self.directory.path}` tries again")

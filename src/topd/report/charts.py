@@ -10,7 +10,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from topd.report.chart_table import CHARTS, PER_TEACHER, UNITS, Chart
-from topd.report.stored import StoredRun
+from topd.report.stored import StoredRun, names
 from topd.run.catalogue import declared_name
 
 Row = list[Any]
@@ -65,16 +65,6 @@ def axes(runs: Sequence[StoredRun]) -> list[dict[str, list[float | None]]]:
             hours.append(total / 3600)
         found.append({**positions, "hours": hours})
     return found
-
-
-def names(runs: Sequence[StoredRun]) -> list[str]:
-    """What the runs are called: the names of their folders, with the parent where two are the same."""
-    short = [run.name for run in runs]
-    longer = [
-        name if short.count(name) == 1 else f"{run.path.resolve().parent.name}/{name}"
-        for run, name in zip(runs, short, strict=True)
-    ]
-    return [name if longer.count(name) == 1 else f"{name} ({i})" for i, name in enumerate(longer, 1)]
 
 
 def _entry(chart: Chart, figure: dict[str, Any], columns: list[str], rows: list[Row], summary: str) -> dict[str, Any]:

@@ -89,7 +89,7 @@ def sums_of(old: Credited, new: Credited, *, groups: int) -> tuple[Sums, np.ndar
     """What `row` needs of a step, and which tokens were compared."""
     both = np.isfinite(old.reward) & np.isfinite(new.reward) & np.isfinite(old.advantage) & np.isfinite(new.advantage)
     a, b = old.advantage[both], new.advantage[both]
-    found: dict[str, float] = {"groups": groups, "tokens": len(both), "compared": len(a)}
+    found: dict[str, float] = {"groups": float(groups), "tokens": float(len(both)), "compared": float(len(a))}
     for name, side in (("old", old), ("new", new)):
         found |= {f"{name}_{key}": value for key, value in _side_sums(side, both).items()}
     found |= {"ab": float(a @ b), "flips": float(np.count_nonzero(np.sign(a) * np.sign(b) < 0))}
@@ -97,7 +97,7 @@ def sums_of(old: Credited, new: Credited, *, groups: int) -> tuple[Sums, np.ndar
     for name, x, y in (("gg_old", 0, 0), ("gg_new", 1, 1), ("gg", 0, 1)):
         found[name] = float(weighted[x] @ weighted[y])
     spearman = _pearson(ranks(a), ranks(b))
-    found |= {"ranked": 0.0 if spearman is None else len(a), "rank_correlation": (spearman or 0.0) * len(a)}
+    found |= {"ranked": 0.0 if spearman is None else float(len(a)), "rank_correlation": (spearman or 0.0) * len(a)}
     return found, both
 
 
@@ -115,7 +115,7 @@ def _side_sums(side: Credited, both: np.ndarray[Any, np.dtype[np.bool_]]) -> dic
         "aa": float(advantage @ advantage),
         "size": float(size.sum()),
         "top": float(np.partition(size, len(size) - top)[len(size) - top :].sum()) if top else 0.0,
-        "silent": side.silent_groups,
+        "silent": float(side.silent_groups),
     }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from topd.report.stored import StoredGroup, StoredRollout, StoredRun, StoredStep
+from topd.report.stored import StoredGroup, StoredRollout, StoredRun, StoredStep, names
 from topd.report.tokens import Shown, Texts, plain, show_text
 
 MAX_TOKENS = 60_000
@@ -94,11 +94,12 @@ def payload(
 ) -> dict[str, Any]:
     """What the page's lens.js shows. `steps`: those to hold; an even spread if None. `on_step` sees every step that was read."""
     share = max_tokens // max(1, len(runs))
-    return {"streams": COLORED, "runs": [_run(run, share, steps, on_step) for run in runs]}
+    found = [_run(run, label, share, steps, on_step) for run, label in zip(runs, names(runs), strict=True)]
+    return {"streams": COLORED, "runs": found}
 
 
 def _run(
-    run: StoredRun, max_tokens: int, wanted: Sequence[int] | None, on_step: Callable[[StoredRun, StoredStep], None]
+    run: StoredRun, label: str, max_tokens: int, wanted: Sequence[int] | None, on_step: Callable[[StoredRun, StoredStep], None]
 ) -> dict[str, Any]:
     texts = Texts(run.vocabulary())
     floor = floor_of(run)
@@ -111,7 +112,7 @@ def _run(
             on_step(run, step)
             steps.append(page.step(step, max_tokens // len(numbers)))
     return {
-        "name": run.name,
+        "name": label,
         "algorithm": run.setting("algorithm.type"),
         "floor": floor[0] if floor else None,
         "floor_words": floor[1] if floor else None,
@@ -202,12 +203,14 @@ class _Page:
         shown = enumerate(zip(ids, self.texts.show(ids), strict=True))
         streams = {name: rollout.streams.get(name) for name in (*_DETAIL, *self._values)}
         clipped = rollout.streams.get("clipped")
+        rewards = rollout.streams.get("reward", np.zeros(0))
         return {
             "index": rollout.index,
             "grade": rollout.grade,
             "finish_reason": rollout.finish_reason,
             "update": rollout.update,
             "num_tokens": len(rollout.token_ids),
+            "mean_reward": _number(float(rewards.mean(dtype=np.float64))) if len(rewards) else None,
             "ids": list(ids),
             "shown": {str(i): _encoded(each) for i, (token_id, each) in shown if each != self.texts.alone(token_id)},
             **{

@@ -21,11 +21,11 @@ from plotly.offline import get_plotlyjs
 from plotly.utils import PlotlyJSONEncoder
 
 from topd.errors import ConfigError, RunStopped, first_line
-from topd.report.charts import COLORS, axes, charts, names
+from topd.report.charts import COLORS, axes, charts
 from topd.report.health import verdicts
 from topd.report.lens import MAX_TOKENS, payload
 from topd.report.rescored import rescored
-from topd.report.stored import StoredRun, StoredStep, read_run
+from topd.report.stored import StoredRun, StoredStep, names, read_run
 from topd.run.files import write_text
 
 SECTIONS = (("result", "Result"), ("health", "Health"), ("curves", "Curves"), ("tokens", "Tokens"), ("settings", "Settings"))

@@ -101,8 +101,8 @@ def rescore(
     target = run.path / "rescores" / f"{name}.json"
     try:
         write_json(target, found)
-    except RunStopped as error:
-        raise ConfigError(f"{target} could not be written: {error.__cause__}. Mend that, then rescore again.") from error
+    except (OSError, RunStopped) as error:
+        raise ConfigError(f"{target} could not be written: {error.__cause__ or error}. Mend that, then rescore again.") from error
     return found
 
 

@@ -59,7 +59,7 @@ def _percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
 
 
-def _whole(value: float | None) -> str:
+def _whole(value: float | int | None) -> str:
     return "-" if value is None else f"{value:,.0f}"
 
 
@@ -134,7 +134,7 @@ def _show_steps(console: Console, rows: list[Row]) -> None:
 
 def _show_changes(console: Console, run: StoredRun, changes: list[ChangedToken]) -> None:
     texts = Texts(run.vocabulary())
-    scale = scale_of([np.array([token[key] for token in changes for key in ("old", "new")])])
+    scale = scale_of([np.array([token[key] for token in changes for key in ("old", "new")], np.float32)])
     rows: list[list[Text | str]] = []
     for token in changes:
         where = [str(token[key]) for key in ("step", "group", "rollout", "position")]

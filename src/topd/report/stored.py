@@ -6,7 +6,7 @@ Reading never changes it and needs neither torch nor the model. What cannot be r
 import json
 import math
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -171,6 +171,16 @@ def read_run(path: Path | str) -> StoredRun:
         steps=tuple(_steps(path / "rollouts")),
         problems=problems,
     )
+
+
+def names(runs: Sequence[StoredRun]) -> list[str]:
+    """What the runs are called: the names of their folders, with the parent where two are the same."""
+    short = [run.name for run in runs]
+    longer = [
+        name if short.count(name) == 1 else f"{run.path.resolve().parent.name}/{name}"
+        for run, name in zip(runs, short, strict=True)
+    ]
+    return [name if longer.count(name) == 1 else f"{name} ({i})" for i, name in enumerate(longer, 1)]
 
 
 def number(value: Any) -> float | None:

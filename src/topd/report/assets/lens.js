@@ -149,11 +149,11 @@
     }
 
     head() {
-      const { index, grade, finish_reason: reason, update, reward } = this.rollout;
-      const facts = [reason === "length" ? "cut off" : reason === "stop" ? "ended" : reason, counted(this.length, "token")];
+      const { index, grade, finish_reason: reason, update, mean_reward: mean, num_tokens: all } = this.rollout;
+      const facts = [reason === "length" ? "cut off" : reason === "stop" ? "ended" : reason, counted(all, "token")];
       facts.push(update == null ? "in no update" : `in update ${update}`);
-      const rewards = (reward ?? []).map(numeric).filter((x) => x !== null);
-      if (rewards.length) facts.push(`mean reward ${written(rewards.reduce((a, b) => a + b, 0) / rewards.length)}`);
+      if (mean != null) facts.push(`mean reward ${written(mean)}`);
+      if (all > this.length) facts.push(`the first ${this.length.toLocaleString("en")} tokens are in this page`);
       const [kind, mark] = grade === 1 ? ["right", "\u2713 right"] : grade === 0 ? ["wrong", "\u2717 wrong"]
         : ["other", grade == null ? "not graded" : `grade ${written(grade)}`];
       return el("header", { class: "lens-head" },
@@ -419,7 +419,8 @@
       this.run = this.runList.find((run) => run.name === choice.run) ?? this.runList[0];
       this.stepList = filled(this.run);
       this.step = choice.step === undefined ? last(this.stepList) : nearest(this.stepList, "step", choice.step);
-      this.group = this.step.groups.find((group) => group.index === choice.group) ?? this.step.groups[0];
+      this.group = this.step.groups.find((group) => group.index === choice.group)
+        ?? this.step.groups.find((group) => group.index === this.step.worst[0]?.group) ?? this.step.groups[0];
       const there = this.data.streams.filter((stream) => this.has(stream.key));
       this.stream = there.find((stream) => stream.key === choice.colour) ?? there[0] ?? null;
       this.known ??= last(this.stepList).step; // The newest step when the reader last chose one.
@@ -454,7 +455,7 @@
       const newest = last(stepList).step;
       this.previous.disabled = step === stepList[0];
       this.next.disabled = step.step === newest;
-      this.stepCount.textContent = inPage(stepList.length, run.num_steps ?? newest, "step");
+      this.stepCount.textContent = inPage(stepList.length, run.num_steps, "step");
       this.promptCount.textContent = inPage(step.groups.length, step.num_groups, "prompt", " of this step");
       this.newer.textContent = `a newer step is there: go to step ${newest}`;
       this.note.replaceChildren(...(newest > this.known ? [this.newer] : []));
