@@ -28,6 +28,8 @@ def show(path: Path | str, found: Rescore, console: Console | None = None) -> No
         console.print(
             "", Text("No difference: the changed settings do not change the credit of these rollouts.", "bold"), sep="\n"
         )
+    for number in found["skipped_steps"]:
+        run.step(number)  # notes why
     _show_overall(console, found["overall"])
     _show_steps(console, found["steps"])
     if found["top_changes"]:
