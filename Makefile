@@ -6,7 +6,9 @@ VLLM_VENV ?= .venv-vllm
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: quickstart test test-vllm check format lint types layers docs clean
+APT := $(if $(filter 0,$(shell id -u)),apt-get,sudo -n apt-get)
+
+.PHONY: quickstart test test-vllm test-browser browser check format lint types layers docs clean
 
 quickstart: $(VENV)/.core  ## set up, then run the main job: distil the shipped student from the shipped teacher
 	$(BIN)/topd train configs/quickstart.toml --run.resume true
@@ -16,6 +18,17 @@ test: $(VENV)/.dev  ## set up, then run all tests
 
 test-vllm: $(VENV)/.dev $(VLLM_VENV)/.installed  ## the tests against a real vLLM on the CPU (3.5 GB, some ten minutes)
 	TOPD_VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/python -m pytest tests/vllm
+
+test-browser: browser runs/quickstart/report.html  ## the quickstart's report in a real browser; pictures in build/screenshots
+	$(BIN)/topd report runs/quickstart
+	TOPD_REQUIRE_BROWSER=1 TOPD_QUICKSTART=runs/quickstart $(BIN)/python -m pytest tests/browser
+
+runs/quickstart/report.html:
+	$(MAKE) quickstart
+
+browser: $(VENV)/.dev  ## a browser for the tests, where there is none: Debian's Chromium, or Playwright's own
+	command -v chromium || command -v chromium-browser || command -v google-chrome \
+		|| { $(APT) update -qq && $(APT) install --yes -qq chromium; } || $(BIN)/playwright install chromium
 
 check: $(VENV)/.dev lint types layers test  ## all that CI checks
 

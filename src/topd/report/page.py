@@ -200,12 +200,15 @@ def _cells(row: Mapping[str, Any]) -> dict[str, str]:
 
 def _sampling(lens: Mapping[str, Any], runs: Sequence[StoredRun]) -> str:
     """How much of the rollouts is in the page."""
-    words = []
+    words, all_there = [], True
     for held, run in zip(lens["runs"], runs, strict=True):
         groups = sum(len(step["groups"]) for step in held["steps"])
         of_groups = sum(step["num_groups"] for step in held["steps"])
-        name = f"{run.name}: " if len(runs) > 1 else ""
+        all_there = all_there and groups == of_groups and len(held["steps"]) == len(run.steps)
+        name = f"{held['name']}: " if len(runs) > 1 else ""
         words.append(f"{name}{groups} of {of_groups} prompts in {len(held['steps'])} of {len(run.steps)} steps")
+    if all_there:
+        return "All rollouts of the run are in this page." if len(runs) == 1 else "All rollouts of the runs are in this page."
     return (
         f"This page holds a sample of the rollouts ({'; '.join(words)}): evenly spread, and in every step the prompts with the "
         "worst-rejected and the most-credited tokens. The curves and the lists of tokens are over all rollouts of a step."
