@@ -426,6 +426,15 @@ def test_grades_alone_without_a_teacher() -> None:
     assert bad_things(a_run(rows)) == {"All grades of a group are equal": "bad"}
 
 
+def test_equal_grades_do_not_matter_where_a_teacher_scores() -> None:
+    assert bad_things(a_run(with_series(reward__std_in_group=0.0))) == {}
+
+
+def test_infinities_of_both_signs_have_no_mean_and_no_warning() -> None:
+    step = StoredStep(step=1, groups=(a_step(end=math.inf).groups[0], a_step(end=-math.inf).groups[0]))
+    assert "The teacher punishes the end token" in bad_things(a_run(), [step])
+
+
 def test_demonstrations_are_judged_by_their_loss() -> None:
     """No policy is sampled from: length, truncation, grades and signal are those of the data."""
     names = [
