@@ -185,7 +185,12 @@ def names(runs: Sequence[StoredRun]) -> list[str]:
 
 def number(value: Any) -> float | None:
     """A finite number, or None."""
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) else None
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # an integer beyond all floats
+        return None
 
 
 def _steps(folder: Path) -> Iterator[int]:
