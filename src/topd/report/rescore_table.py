@@ -65,22 +65,26 @@ def _whole(value: float | int | None) -> str:
     return "-" if value is None else f"{value:,.0f}"
 
 
-def _correlation(value: float | None) -> str:
+def _decimals(value: float | None) -> str:
     return "-" if value is None else f"{value:+.4f}"
 
 
+def _unsigned(value: float | None) -> str:
+    return _decimals(value).removeprefix("+")
+
+
 _PAIRS: tuple[tuple[str, str, Any], ...] = (
-    ("mean token reward", "reward_mean", signed),
-    ("std of the token rewards", "reward_std", ratio),
+    ("mean token reward", "reward_mean", _decimals),
+    ("std of the token rewards", "reward_std", _unsigned),
     ("tokens at the floor of the reward", "floor_share", _percent),
     ("mean |advantage|", "mean_abs_advantage", ratio),
     ("|advantage| held by the top 1 % of tokens", "top_share", _percent),
     ("groups without signal", "silent_groups", _whole),
 )
 _SINGLE: tuple[tuple[str, str, Any], ...] = (
-    ("correlation of the advantages (Pearson)", "pearson", _correlation),
-    ("correlation of their ranks (Spearman)", "spearman", _correlation),
-    ("cosine of the two as weights of gradients", "cosine", _correlation),
+    ("correlation of the advantages (Pearson)", "pearson", _decimals),
+    ("correlation of their ranks (Spearman)", "spearman", _decimals),
+    ("cosine of the two as weights of gradients", "cosine", _decimals),
     ("tokens whose advantage changes sign", "sign_changes", _percent),
 )
 
