@@ -12,6 +12,7 @@ import pytest
 from tests.serve.serving import serving
 from topd import config_file
 from topd.cli import main
+from topd.report.watch import make_server
 from topd.run.catalogue import NAMES
 
 ROOT = Path(__file__).parents[1]
@@ -47,7 +48,7 @@ def test_python_blocks_run_in_order(page: Path, tmp_path: Path, monkeypatch: pyt
 def test_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the order of the page, shrunken; `make` targets must exist, installation is what the test environment already is.
 
-    Servers run beside, on a free port that takes the place of the page's.
+    Servers run beside, on a free port that takes the place of the page's; a report that is watched is served and closed.
     """
     monkeypatch.chdir(tmp_path)
     with contextlib.ExitStack() as servers:
@@ -55,7 +56,7 @@ def test_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def _run_commands(servers: contextlib.ExitStack) -> None:
-    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     ran, url = 0, ""
     for line in "\n".join(blocks(ROOT / "README.md", "bash")).splitlines():
         words = shlex.split(line, comments=True)
@@ -63,11 +64,13 @@ def _run_commands(servers: contextlib.ExitStack) -> None:
             continue
         if words[0] == "make":
             assert words[1] in targets
+        elif "--watch" in words:
+            make_server([words[2]], port=0, max_tokens=1000).server_close()
         elif words[:2] == ["topd", "serve"]:
             url = servers.enter_context(serving(words[2]))
         elif words[0] == "topd":
             words = [word.replace("http://127.0.0.1:8000/v1", url) for word in words]
-            shrink = SHRINK if words[1] != "config" else []
+            shrink = SHRINK if words[1] in ("train", "eval", "probe") else []
             assert main([*words[1:], *shrink]) == 0, line
             ran += 1
         else:

@@ -54,17 +54,18 @@ def floor_of(run: StoredRun) -> tuple[float, str] | None:
     """The lowest reward that the run's credit can give, and how it comes about; None if there is none."""
     algorithm = run.setting("algorithm") or {}
     alpha, bound = algorithm.get("alpha"), algorithm.get("reward_bound")
-    if algorithm.get("type") != "topd":
-        return None
-    if algorithm.get("reward") == "proximal" and isinstance(alpha, float | int) and 0 < alpha < 1:
-        return math.log1p(-alpha), f"log(1 - alpha) with alpha = {alpha:g}"
-    if algorithm.get("reward") in ("clipped", "floor") and isinstance(bound, float | int):
-        return -float(bound), f"-reward_bound = {-bound:g}"
+    match algorithm.get("reward"):
+        case "proximal" if isinstance(alpha, float | int) and 0 < alpha < 1:
+            return math.log1p(-alpha), f"log(1 - alpha) with alpha = {alpha:g}"
+        case "clipped" | "floor" if isinstance(bound, float | int):
+            return -float(bound), f"-reward_bound = {-bound:g}"
+        case "power":
+            return -1.0, "a difference of two powers of probabilities"
     return None
 
 
 def extremes(step: StoredStep, stream: str, *, lowest: bool, count: int = NUM_EXTREMES) -> list[Extreme]:
-    """The tokens of a whole step with the lowest (or highest) numbers of a stream, the most extreme first."""
+    """The tokens of a whole step with the lowest (or highest) numbers of a stream, the most extreme and the earlier first."""
     pick = heapq.nsmallest if lowest else heapq.nlargest
     return pick(count, _candidates(step, stream, lowest, count), key=lambda extreme: extreme.value)
 
@@ -75,14 +76,13 @@ def _candidates(step: StoredStep, stream: str, lowest: bool, count: int) -> Iter
             values = rollout.streams.get(stream)
             if values is None or not len(values):
                 continue
-            keys = np.nan_to_num(values if lowest else -values, nan=np.inf, posinf=np.inf, neginf=-np.inf)
-            near = np.argpartition(keys, count)[:count] if len(keys) > count else np.arange(len(keys))
-            for token in sorted(near.tolist()):
-                if not math.isnan(values[token]):
-                    ids = rollout.token_ids
-                    yield Extreme(
-                        group=group.index, rollout=rollout.index, token=token, token_id=ids[token], value=float(values[token])
-                    )
+            known = np.flatnonzero(~np.isnan(values))
+            near = known[np.argsort(values[known] if lowest else -values[known], kind="stable")[:count]]
+            for token in near.tolist():
+                ids = rollout.token_ids
+                yield Extreme(
+                    group=group.index, rollout=rollout.index, token=token, token_id=ids[token], value=float(values[token])
+                )
 
 
 def payload(
@@ -204,13 +204,15 @@ class _Page:
         streams = {name: rollout.streams.get(name) for name in (*_DETAIL, *self._values)}
         clipped = rollout.streams.get("clipped")
         rewards = rollout.streams.get("reward", np.zeros(0))
+        with np.errstate(invalid="ignore"):  # infinities of both signs
+            mean_reward = _number(float(rewards.mean(dtype=np.float64))) if len(rewards) else None
         return {
             "index": rollout.index,
             "grade": rollout.grade,
             "finish_reason": rollout.finish_reason,
             "update": rollout.update,
             "num_tokens": len(rollout.token_ids),
-            "mean_reward": _number(float(rewards.mean(dtype=np.float64))) if len(rewards) else None,
+            "mean_reward": mean_reward,
             "ids": list(ids),
             "shown": {str(i): _encoded(each) for i, (token_id, each) in shown if each != self.texts.alone(token_id)},
             **{
