@@ -110,6 +110,20 @@ def test_tensorboard(runs):
     assert text("status") == "finished"
 
 
+def test_tensorboard_shows_a_step_that_was_done_again_once_and_anew(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = make_folder(tmp_path / "my-run")
+    for steps_done, steps, loss in ((0, 3, 1.0), (2, 4, 2.0)):
+        with Trackers(["tensorboard"], folder, CONFIG, print) as tracked:
+            tracked.open(steps_done)
+            for step in range(steps_done + 1, steps + 1):
+                tracked.log({"step": step, "train/loss": loss})
+    found = EventAccumulator(str(folder / "trackers" / "tensorboard"))
+    found.Reload()
+    assert [(event.step, event.value) for event in found.Scalars("train/loss")] == [(1, 1), (2, 1), (3, 2), (4, 2)]
+
+
 READ_MLFLOW = """
 import json, sys
 from mlflow.tracking import MlflowClient

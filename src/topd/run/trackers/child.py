@@ -114,9 +114,7 @@ def main() -> None:
 def _quiet() -> Callable[[str], None]:
     """Keep the real stdout for answers and give the tracker none; leave Ctrl-C and SIGTERM to the training process."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nowhere, 1)
-    os.dup2(nowhere, 2)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)
     warnings.simplefilter("ignore")
