@@ -6,15 +6,16 @@ bytes that are no UTF-8). Joined, the text segments are what the completion says
 """
 
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby, takewhile
 from typing import Literal
 
 Kind = Literal["text", "space", "newline", "mark"]
 
 MAX_CHARACTERS = 200
-"""Longer tokens are cut, with a mark that says how long they are."""
+"""Tokens that are longer as shown, marks spelled out, are cut, with a mark that says how long they are."""
 
 _MAX_COMBINING = 4
 """More combining marks on one letter reach over the lines around it, so the others are spelled out."""
@@ -57,14 +58,14 @@ class Texts:
         """One entry per token. A character whose bytes are spread over several tokens stands at the one that completes it; the
         others show their bytes."""
         shown = []
-        pending = b""
+        pending, stacked = b"", 0
         for token_id in token_ids:
             raw = self.bytes_of(token_id)
-            if self.is_special(token_id):
-                shown.append(_segments(raw))
-                pending = b""
-                continue
-            segments, pending = _continued(pending, raw) if pending or not raw.isascii() else (_segments(raw), b"")
+            if self.is_special(token_id) or (raw.isascii() and not pending):
+                segments, pending = _segments(raw), b""
+            else:
+                segments, pending = _continued(pending, raw)
+            segments, stacked = _limited(segments, stacked)
             shown.append(segments)
         return shown
 
@@ -80,7 +81,7 @@ def plain(shown: Shown) -> str:
 
 def show_text(text: str) -> Shown:
     """Any string (a prompt, an answer) as segments."""
-    return _segments(text.encode("utf-8", errors="surrogatepass"), limit=len(text) + 1)
+    return tuple(_merged(_characters(text.encode("utf-8", errors="surrogatepass"))))
 
 
 def _continued(pending: bytes, raw: bytes) -> tuple[Shown, bytes]:
@@ -91,9 +92,34 @@ def _continued(pending: bytes, raw: bytes) -> tuple[Shown, bytes]:
     if pending and _is_utf8(head):
         whole, raw = _segments(head), raw[length:]
     elif pending and _unfinished(head) == head and len(raw) < length:
-        return (Segment("mark", _hex(raw)),), head
+        return (Segment("mark", _hex(raw)),) if raw else (), head
     rest = _unfinished(raw)
     return (*whole, *_segments(raw)), rest
+
+
+def _limited(shown: Shown, before: int) -> tuple[Shown, int]:
+    """A token after a letter with `before` combining marks -> its segments, those above the limit spelled out, and how many marks
+    the letter has that it ends with."""
+    if not shown:
+        return shown, before
+    first, last = shown[0].text, shown[-1].text
+    leading, trailing = _combining(first), _combining(reversed(last))
+    after = trailing + (before if len(shown) == 1 and trailing == len(last) else 0)
+    if not leading or before + leading <= _MAX_COMBINING:
+        return shown, after
+    kept = max(0, _MAX_COMBINING - before)
+    spelled = Segment("mark", " ".join(map(_name, first[kept:leading])))
+    parts = (Segment("text", first[:kept]), spelled, Segment("text", first[leading:]))
+    return (*(part for part in parts if part.text), *shown[1:]), after
+
+
+def _combining(text: Iterable[str]) -> int:
+    """How many combining marks it begins with."""
+    return sum(1 for _ in takewhile(_combines, text))
+
+
+def _combines(character: str) -> bool:
+    return unicodedata.category(character) in ("Mn", "Me")
 
 
 def _needed(start: bytes) -> int:
@@ -119,20 +145,19 @@ def _is_utf8(raw: bytes) -> bool:
 
 
 @lru_cache(maxsize=100_000)
-def _segments(raw: bytes, limit: int = MAX_CHARACTERS) -> Shown:
-    return tuple(_merged(_cut(raw, limit)))
+def _segments(raw: bytes) -> Shown:
+    return tuple(_merged(_cut(raw, MAX_CHARACTERS)))
 
 
 def _cut(raw: bytes, limit: int) -> Iterator[Segment]:
-    most = 4 * limit
-    for number, segment in enumerate(_characters(raw[:most]), 1):
-        yield segment
-        if number >= limit:
+    most = 4 * limit  # no character has more bytes
+    shown = 0
+    for segment in _characters(raw[:most]):
+        shown += len(segment.text) + (segment.kind == "mark")  # the space between marks
+        if shown > limit:
             break
-    else:
-        if len(raw) <= most:
-            return
-    if len(raw) > most or len(raw.decode(errors="replace")) > limit:
+        yield segment
+    if shown > limit or len(raw) > most:
         yield Segment("mark", f"... {len(raw):,} bytes")
 
 
@@ -143,7 +168,7 @@ def _characters(raw: bytes) -> Iterator[Segment]:
     combining = 0
     for character in text:
         category = unicodedata.category(character)
-        combining = combining + 1 if category in ("Mn", "Me") else 0
+        combining = combining + 1 if _combines(character) else 0
         if "\udc80" <= character <= "\udcff":
             yield Segment("mark", f"{ord(character) - 0xDC00:02X}")
         elif character == "\n":
@@ -165,15 +190,6 @@ def _hex(raw: bytes) -> str:
 
 
 def _merged(segments: Iterator[Segment]) -> Iterator[Segment]:
-    """Neighbours of one kind as one; marks of single bytes are joined by a space."""
-    last: Segment | None = None
-    for segment in segments:
-        if last is not None and last.kind == segment.kind:
-            join = " " if segment.kind == "mark" else ""
-            last = Segment(last.kind, last.text + join + segment.text)
-            continue
-        if last is not None:
-            yield last
-        last = segment
-    if last is not None:
-        yield last
+    """Neighbours of one kind as one; marks are joined by a space."""
+    for kind, neighbours in groupby(segments, key=lambda segment: segment.kind):
+        yield Segment(kind, (" " if kind == "mark" else "").join(segment.text for segment in neighbours))
