@@ -52,9 +52,8 @@ class Extreme:
 
 def floor_of(run: StoredRun) -> tuple[float, str] | None:
     """The lowest reward that the run's credit can give, and how it comes about; None if there is none."""
-    algorithm = run.setting("algorithm") or {}
-    alpha, bound = algorithm.get("alpha"), algorithm.get("reward_bound")
-    match algorithm.get("reward"):
+    reward, alpha, bound = (run.setting(f"algorithm.{key}") for key in ("reward", "alpha", "reward_bound"))
+    match reward:
         case "proximal" if isinstance(alpha, float | int) and 0 < alpha < 1:
             return math.log1p(-alpha), f"log(1 - alpha) with alpha = {alpha:g}"
         case "clipped" | "floor" if isinstance(bound, float | int):

@@ -38,7 +38,7 @@ def rescored(run: StoredRun, label: str) -> Iterator[dict[str, Any]]:
             if found["format"] != FORMAT:
                 raise ValueError(f"its format is {found['format']!r}")
             yield _entry(found, f"{label}-{at}", label, texts)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             run.problems.append(f"a file in rescores/ could not be shown ({type(error).__name__}: {first_line(error)})")
 
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from topd.errors import ConfigError, first_line
 from topd.run import vocabulary
-from topd.run.files import PARTIAL, parsed_lines
+from topd.run.files import parsed_lines
 
 Numbers = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -29,6 +29,9 @@ _STREAM_OF = {
     "advantages": "advantage",
 }
 _ROW = ("prompt_id", "domain", "prompt", "answer", "policy_version", "completion", "finish_reason", "reward")
+_MAY_BE_NULL = ("answer",)
+_UNREADABLE = (OSError, pa.ArrowException, KeyError, ValueError, TypeError, AttributeError)
+"""What a table raises that is damaged, or is of another shape."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,10 +128,14 @@ class StoredRun:
         path = self.path / "rollouts" / f"step_{step:06d}.parquet"
         try:
             table = pq.read_table(path, partitioning=None)
-            return StoredStep(step=step, groups=tuple(_groups(table, self._updates(step))))
-        except (OSError, pa.ArrowException, KeyError, ValueError, TypeError) as error:
+            updates = self._updates(step)
+            groups = tuple(_groups(table, updates))
+        except _UNREADABLE as error:
             self._note(f"rollouts of step {step} could not be read ({first_line(error)})")
             return None
+        if any(rollout.update is None and (g.prompt_id, rollout.index) in updates for g in groups for rollout in g.rollouts):
+            self._note(f"importance ratios of step {step} are those of other rollouts and were left out")
+        return StoredStep(step=step, groups=groups)
 
     def _updates(self, step: int) -> dict[tuple[str, int], dict[str, Any]]:
         """(prompt id, rollout) -> what the last update that used it saw. Empty while the step's updates are being made."""
@@ -139,8 +146,8 @@ class StoredRun:
             table = pq.read_table(path, partitioning=None)
             columns = {name: _cells(table[name]) for name in table.column_names}
             rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
-            return {(row["prompt_id"], row["rollout"]): row for row in rows}
-        except (OSError, pa.ArrowException, KeyError, ValueError) as error:
+            return {(row["prompt_id"], row["rollout"]): _update(row) for row in rows}
+        except _UNREADABLE as error:
             self._note(f"importance ratios of step {step} could not be read ({first_line(error)})")
             return {}
 
@@ -159,12 +166,11 @@ def read_run(path: Path | str) -> StoredRun:
             f"'{path}' holds no config.toml: it is no run folder, or its run has not begun yet. Give the run.directory of a run."
         )
     problems: list[str] = []
-    metrics = _lines(path / "metrics.jsonl", problems)
     return StoredRun(
         path=path,
         config=_config(path / "config.toml", problems),
         environment=_json(path / "environment.json", problems) or {},
-        metrics=tuple(row for row in metrics if isinstance(row.get("step"), int)),
+        metrics=tuple(_metrics(path / "metrics.jsonl", problems)),
         evaluations=tuple(_evaluations(path / "evals.jsonl", problems)),
         summary=_json(path / "summary.json", problems),
         rescores=tuple(found for file in sorted((path / "rescores").glob("*.json")) if (found := _json(file, problems))),
@@ -196,18 +202,31 @@ def number(value: Any) -> float | None:
 def _steps(folder: Path) -> Iterator[int]:
     for file in sorted(folder.glob("step_*.parquet")):
         digits = file.stem.removeprefix("step_")
-        if digits.isdigit() and not file.name.endswith(PARTIAL):
+        if digits.isdecimal():
             yield int(digits)
+
+
+def _metrics(path: Path, problems: list[str]) -> Iterator[Mapping[str, Any]]:
+    for row in _lines(path, problems):
+        if _is_count(row.get("step")):
+            yield row
+        else:
+            problems.append(f"a line of {path.name} names no step and was left out")
 
 
 def _evaluations(path: Path, problems: list[str]) -> Iterator[Mapping[str, Any]]:
     for row in _lines(path, problems):
         interval = row.get("ci95")
         numbers = [row.get("avg_at_k"), *(interval if isinstance(interval, list) else [None])]
-        if len(numbers) == 3 and all(number(value) is not None for value in numbers) and isinstance(row.get("step"), int):
+        is_named = isinstance(row.get("benchmark"), str) and isinstance(row.get("model"), str) and _is_count(row.get("step"))
+        if is_named and len(numbers) == 3 and all(number(value) is not None for value in numbers):
             yield row
         else:
             problems.append(f"a line of {path.name} is no evaluation and was left out")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _lines(path: Path, problems: list[str]) -> list[Mapping[str, Any]]:
@@ -227,7 +246,7 @@ def _json(path: Path, problems: list[str]) -> dict[str, Any] | None:
         return None
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         problems.append(f"{path.name} could not be read ({first_line(error)})")
         return None
 
@@ -242,6 +261,8 @@ def _config(path: Path, problems: list[str]) -> dict[str, Any]:
 
 def _groups(table: pa.Table, updates: Mapping[tuple[str, int], Mapping[str, Any]]) -> Iterator[StoredGroup]:
     columns = {name: table[name].to_pylist() for name in _ROW}
+    if absent := [name for name in _ROW if name not in _MAY_BE_NULL and None in columns[name]]:
+        raise ValueError(f"{absent[0]} is null")
     ids = _cells(table["completion_ids"])
     streams = {name: _cells(table[column]) for column, name in _STREAM_OF.items() if column in table.column_names}
     rows_of: dict[str, list[int]] = {}
@@ -266,6 +287,14 @@ def _groups(table: pa.Table, updates: Mapping[tuple[str, int], Mapping[str, Any]
         )
 
 
+def _update(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What an update saw of one completion. Raises if some of it is not there."""
+    ratios, clipped = row["importance_ratios"], row["clipped"].astype(np.float32)
+    if len(ratios) != len(clipped):
+        raise ValueError(f"{len(ratios)} importance ratios, but {len(clipped)} tokens")
+    return {"update": int(row["update"]), "importance_ratio": ratios, "clipped": clipped}
+
+
 def _of(streams: Mapping[str, list[Any]], row: int) -> dict[str, Numbers]:
     return {name: cells[row] for name, cells in streams.items() if cells[row] is not None}
 
@@ -277,14 +306,16 @@ def _rollout(
     streams: dict[str, Numbers],
     update: Mapping[str, Any] | None,
 ) -> StoredRollout:
-    if "teacher_logprob" in streams:
+    if streams.keys() >= {"teacher_logprob", "student_logprob"}:
         with np.errstate(invalid="ignore"):
             streams["log_ratio"] = streams["teacher_logprob"] - streams["student_logprob"]
-    if update is not None:
-        streams |= {"importance_ratio": update["importance_ratios"], "clipped": update["clipped"].astype(np.float32)}
     for name, values in streams.items():
         if len(values) != len(ids):
             raise ValueError(f"{name} has {len(values)} numbers for {len(ids)} tokens")
+    if update is not None and len(update["importance_ratio"]) == len(ids):
+        streams |= {name: update[name] for name in ("importance_ratio", "clipped")}
+    else:
+        update = None
     return StoredRollout(
         index=index,
         text=row["completion"],

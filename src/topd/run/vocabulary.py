@@ -23,5 +23,7 @@ def write(path: Path, entries: Iterable[tuple[int, bytes, bool]]) -> None:
 def read(path: Path) -> dict[int, tuple[bytes, bool]]:
     """Token id -> (bytes, special). Raises OSError or pyarrow's ArrowException for a file that is not there or damaged."""
     table = pq.read_table(path, schema=SCHEMA)
+    if any(table[name].null_count for name in SCHEMA.names):  # a column that is not there is read as nulls
+        raise pa.ArrowInvalid("some entries are empty")
     columns = (table[name].to_pylist() for name in SCHEMA.names)
     return {token_id: (text, special) for token_id, text, special in zip(*columns, strict=True)}
