@@ -49,7 +49,7 @@ def _chart(chart: Chart, runs: Sequence[StoredRun]) -> Iterator[dict[str, Any]]:
             figure_of(chart.unit, traces, log=chart.log, stacked=chart.stacked),
             columns,
             rows,
-            _summary(rows, at=3 if chart.band else 2),
+            _summary(rows, at=4 if chart.band else 2),
         )
 
 
@@ -94,7 +94,8 @@ def _summary(rows: Sequence[Row], at: int) -> str:
 
 def _per_teacher(runs: Sequence[StoredRun]) -> Iterator[Chart]:
     """With several teachers: gap, reward, groups and dropped groups of each."""
-    teachers = sorted({name for run in runs for name in (run.setting("teachers") or {})})
+    tables = [run.setting("teachers") for run in runs]
+    teachers = sorted({name for table in tables if isinstance(table, Mapping) for name in table})
     for what, title in PER_TEACHER.items() if teachers else ():
         lines = {f"teacher/{name}/{what}": name for name in teachers}
         yield Chart(id=f"teachers-{what}", section="Teacher", title=title, lines=lines, always=what != "dropped_groups")
