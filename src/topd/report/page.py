@@ -5,6 +5,7 @@ own script, by its hash, and no connection at all (but to the server that `--wat
 """
 
 import base64
+import contextlib
 import gzip
 import hashlib
 import json
@@ -25,7 +26,7 @@ from topd.report.charts import COLORS, axes, charts
 from topd.report.health import verdicts
 from topd.report.lens import MAX_TOKENS, payload
 from topd.report.rescored import rescored
-from topd.report.stored import StoredRun, StoredStep, names, read_run
+from topd.report.stored import StoredRun, StoredStep, names, number, read_run
 from topd.run.files import write_text
 
 SECTIONS = (("result", "Result"), ("health", "Health"), ("curves", "Curves"), ("tokens", "Tokens"), ("settings", "Settings"))
@@ -46,13 +47,19 @@ def write(
     Raises ConfigError for a folder that holds no run, or an output that cannot be written.
     """
     runs = [read_run(path) for path in dict.fromkeys(map(Path, paths))]
-    target = Path(output) if output is not None else (runs[0].path if len(runs) == 1 else Path()) / "report.html"
+    target = Path(output).expanduser() if output is not None else (runs[0].path if len(runs) == 1 else Path()) / "report.html"
     if target.is_dir():
         raise ConfigError(f"--output {target} is a folder. Give the name of a file.")
+    for step in steps or ():
+        if not any(step in run.steps for run in runs):
+            stored = sorted({number for run in runs for number in run.steps})
+            raise ConfigError(
+                f"--steps: there are no rollouts of step {step}. Stored are: {', '.join(map(str, stored)) or 'none'}."
+            )
     text = render(runs, max_tokens=max_tokens, steps=steps)
     try:
         write_text(target, text)
-    except RunStopped as error:
+    except (OSError, RunStopped) as error:
         raise ConfigError(
             f"{target} could not be written: {first_line(error.__cause__ or error)}. Give another with --output."
         ) from error
@@ -109,8 +116,12 @@ def differences(runs: Sequence[StoredRun]) -> list[tuple[str, list[str]]]:
     """Settings that are not the same in all runs, but for the folder: (dotted key, value in each run)."""
     flat = [dict(_flat(run.config)) for run in runs]
     keys = sorted({key for each in flat for key in each} - {"run.directory", "run.resume"})
-    rows = [(key, [json.dumps(each[key], ensure_ascii=False) if key in each else "-" for each in flat]) for key in keys]
+    rows = [(key, [_written_out(each[key]) if key in each else "-" for each in flat]) for key in keys]
     return [(key, values) for key, values in rows if len(set(values)) > 1]
+
+
+def _written_out(setting: Any) -> str:
+    return json.dumps(setting, ensure_ascii=False, default=str)
 
 
 def _template() -> Any:
@@ -165,9 +176,18 @@ def _state(run: StoredRun) -> str:
     what = f"{algorithm}, {student}" + (f" from {teacher}" if teacher else "")
     if run.finished:
         return f"{what}; finished after {done} steps."
-    newest = max((file.stat().st_mtime for file in run.path.iterdir()), default=0.0)
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(newest))
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(_written(run.path)))
     return f"{what}; {done} of {planned or '?'} steps, not finished; the folder was last written to at {when}."
+
+
+def _written(folder: Path) -> float:
+    """When the newest file was written. Files that vanish meanwhile do not count: a run replaces its own."""
+    newest = 0.0
+    with contextlib.suppress(OSError):
+        for file in folder.iterdir():
+            with contextlib.suppress(OSError):
+                newest = max(newest, file.stat().st_mtime)
+    return newest
 
 
 def _headline(run: StoredRun, label: str) -> Iterator[dict[str, Any]]:
@@ -185,17 +205,28 @@ def _headline(run: StoredRun, label: str) -> Iterator[dict[str, Any]]:
 
 def _cells(row: Mapping[str, Any]) -> dict[str, str]:
     low, high = row["ci95"]
-    best = row.get("pass_at") or {}
-    k = max(best, key=int, default=None)
     return {
         "step": str(row["step"]),
         "accuracy": f"{row['avg_at_k']:.1%}",
         "interval": f"{low:.1%} to {high:.1%}",
-        "best": "-" if k is None else f"{best[k]['value']:.1%} (k = {k})",
-        "cut": f"{row.get('truncation_rate', 0):.1%}",
-        "length": f"{row.get('mean_length', 0):.1f}",
+        "best": _best(row.get("pass_at")),
+        "cut": _shown(row.get("truncation_rate"), ".1%"),
+        "length": _shown(row.get("mean_length"), ".1f"),
         "samples": f"{row.get('problems', '?')} x {row.get('k', '?')}",
     }
+
+
+def _best(pass_at: Any) -> str:
+    """pass@k of the largest k."""
+    found = pass_at if isinstance(pass_at, Mapping) else {}
+    k = max((k for k in found if k.isdecimal()), key=int, default="")
+    of_k = found.get(k)
+    value = number(of_k.get("value")) if isinstance(of_k, Mapping) else None
+    return "-" if value is None else f"{value:.1%} (k = {k})"
+
+
+def _shown(value: Any, form: str) -> str:
+    return "-" if number(value) is None else format(value, form)
 
 
 def _sampling(lens: Mapping[str, Any], runs: Sequence[StoredRun]) -> str:
