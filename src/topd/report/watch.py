@@ -63,7 +63,7 @@ class Pages:
                 began = time.monotonic()
                 try:
                     self._page = self._make()
-                except TopdError:  # half a folder, or none for the moment: what was shown before still stands
+                except (TopdError, OSError):  # half a folder, or none for the moment: what was shown before still stands
                     if not self._page:
                         raise
                 self._state = now
@@ -82,15 +82,18 @@ def _handler(pages: Pages) -> type[BaseHTTPRequestHandler]:
                 self._answer(403, "text/plain", "this server answers requests to this machine alone\n")
                 return
             path = self.path.partition("?")[0]
+            if path not in ("/", "/state"):
+                self._answer(404, "text/plain", "there is / and /state\n")
+                return
             try:
-                if path == "/":
-                    self._answer(200, "text/html", pages.get()[1])
-                elif path == "/state":
-                    self._answer(200, "text/plain", pages.get()[0])
-                else:
-                    self._answer(404, "text/plain", "there is / and /state\n")
-            except TopdError as error:
+                state, page = pages.get()
+            except (TopdError, OSError) as error:
                 self._answer(503, "text/plain", f"{error}\n")
+                return
+            if path == "/":
+                self._answer(200, "text/html", page)
+            else:
+                self._answer(200, "text/plain", state)
 
         do_HEAD = do_GET  # noqa: N815 -- the base class names it
 
@@ -141,7 +144,10 @@ def make_server(
 
 def watch(paths: Sequence[Path | str], *, port: int, max_tokens: int, steps: Sequence[int] | None = None) -> None:
     """Serve until Ctrl-C or SIGTERM."""
-    with interruptible(), make_server(paths, port=port, max_tokens=max_tokens, steps=steps) as server:
+    with (
+        contextlib.suppress(Interrupted),
+        interruptible(),
+        make_server(paths, port=port, max_tokens=max_tokens, steps=steps) as server,
+    ):
         print(f"http://{HOST}:{server.server_address[1]}/ follows {', '.join(map(str, paths))}; Ctrl-C ends it", flush=True)
-        with contextlib.suppress(Interrupted):
-            server.serve_forever()
+        server.serve_forever()
