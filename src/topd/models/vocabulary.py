@@ -1,6 +1,7 @@
 """What every token id stands for: its bytes, so that a run folder can be read without the model."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -48,6 +49,6 @@ def _byte_level(byte_of: dict[str, int], token: str, token_id: int) -> bytes:
 
 def _sentencepiece(token: str, token_id: int) -> bytes:
     """A lower one eighth block is a space; <0x0A> is a byte."""
-    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-        return bytes.fromhex(token[3:5])
+    if byte := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", token):
+        return bytes.fromhex(byte[1])
     return token.replace("\u2581", " ").encode()
