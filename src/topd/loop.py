@@ -269,8 +269,7 @@ class Run:
                 self._evaluate("teacher", step, benchmark, teacher.engine())
 
     def _evaluate(self, who: str, step: int, benchmark: Benchmark, engine: Engine) -> None:
-        key = (who, step, benchmark.name)
-        if key in {(row["model"], row["step"], row["benchmark"]) for row in self.directory.evaluations()}:
+        if (who, step, benchmark.name) in {(row["model"], row["step"], row["benchmark"]) for row in self.directory.evaluations()}:
             return
         with self.display.phase("eval", f"{who} on {benchmark.name}") as on_tokens:
             found = evaluate_engine(engine, benchmark, sampling_params(self.config), on_tokens=on_tokens)
