@@ -46,12 +46,17 @@ def browser() -> Iterator[object]:
 
 
 @pytest.fixture
-def tab(browser, request: pytest.FixtureRequest):
+def complaints() -> list[str]:
+    """What the page wrote to its console as an error or warning, and what it asked of strangers."""
+    return []
+
+
+@pytest.fixture
+def tab(browser, complaints: list[str], request: pytest.FixtureRequest):
     """A fresh tab. The test fails if the page writes an error, or asks for anything beyond its own file or server."""
     options = {"viewport": {"width": 1280, "height": 900}, **getattr(request, "param", {})}
     context = browser.new_context(**options)
     tab = context.new_page()
-    complaints: list[str] = []
     tab.on("console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None)
     tab.on("pageerror", lambda error: complaints.append(str(error)))
     tab.on(

@@ -1,0 +1,87 @@
+"""`topd report --watch` in Chromium, beside a run that is killed and goes on."""
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from tests.browser.conftest import colour_by, opened
+from tests.e2e.tiny import tiny_config
+
+
+@contextlib.contextmanager
+def running(*words: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "topd", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.slow
+def test_the_page_follows_a_run_that_is_killed_and_resumed(tab, tmp_path: Path) -> None:
+    """The reader's choices stay; half a line at the end is left out; the page takes up the run again."""
+    folder = tmp_path / "run"
+    config = tmp_path / "config.toml"
+    config.write_text(tomli_w.dumps(tiny_config(folder, run__steps=400, run__checkpoint_every=1, eval__every_steps=0)))
+    with running("train", str(config)) as train:
+        while not re.match(r"step +2/", train.stdout.readline()):
+            assert train.poll() is None
+        with running("report", str(folder), "--watch", "--port", "0") as report:
+            url = report.stdout.readline().split()[0]
+            opened(tab, url)
+            assert "not finished" in tab.locator(".lead").inner_text()
+            tab.locator("[data-control=step]").select_option("1")
+            tab.locator("[data-control=prompt]").select_option("2")
+            colour_by(tab, "advantage")
+            tab.get_by_text("Configuration, resolved").click()
+
+            first = steps_in(tab)
+            tab.wait_for_function(f"() => {STEPS} > {first + 1}")
+            train.kill()
+            train.wait()
+            with (folder / "metrics.jsonl").open("a") as file:
+                file.write('{"step": 40')
+            done = len([line for line in (folder / "metrics.jsonl").read_text().splitlines() if line.endswith("}")])
+            tab.wait_for_function(f"() => {STEPS} === {done}")
+            assert tab.locator("[data-control=step]").input_value() == "1"
+            assert tab.locator("[data-control=prompt]").input_value() == "2"
+            assert tab.locator(".lens-colours input:checked").get_attribute("value") == "advantage"
+            assert tab.locator("#settings details").first.get_attribute("open") is not None
+            assert tab.evaluate("document.querySelector('#chart-gap').isConnected")
+
+            with running("train", str(config), "--run.resume", "true"):
+                tab.wait_for_function(f"() => {STEPS} > {done}")
+            newest = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-2])
+            assert newest["step"] > done
+
+
+STEPS = "Number(document.querySelector('.lead').textContent.match(/(\\d+) of \\d+ steps/)[1])"
+
+
+def steps_in(tab) -> int:
+    return int(tab.evaluate(STEPS))
+
+
+def test_a_page_whose_server_has_gone_says_so(tab, quickstart: Path, complaints: list[str]) -> None:
+    with running("report", str(quickstart), "--watch", "--port", "0") as report:
+        opened(tab, report.stdout.readline().split()[0])
+        tab.get_by_text("Last looked").wait_for()
+    tab.get_by_text("does not answer").wait_for()
+    assert complaints
+    assert all("ERR_CONNECTION_REFUSED" in complaint for complaint in complaints)
+    complaints.clear()
