@@ -34,7 +34,7 @@ def load(source: Config | str | Path | Mapping[str, Any], overrides: Sequence[st
     if not isinstance(source, str | Path | Mapping):
         raise ConfigError(f"a configuration is a path, a shipped name, a mapping or a Config; found {type(source).__name__}.")
     tree = dict(source) if isinstance(source, Mapping) else _read(find(source))
-    for dotted_key, value in _parse_overrides(overrides):
+    for dotted_key, value in parse_overrides(overrides):
         _assign(tree, dotted_key, value)
     return validate(tree)
 
@@ -58,7 +58,7 @@ def find(source: str | Path) -> Path:
 def validate(tree: Mapping[str, Any]) -> Config:
     """A `Config` from nested mappings; all problems found are reported together."""
     problems: list[str] = []
-    algorithm = _algorithm(tree.get("algorithm"), problems)
+    algorithm = algorithm_section(tree.get("algorithm"), problems)
     try:
         config = Config.model_validate({**tree, "algorithm": algorithm or AlgorithmConfig(type="unknown")})
     except ValidationError as error:
@@ -70,7 +70,7 @@ def validate(tree: Mapping[str, Any]) -> Config:
     return config
 
 
-def _algorithm(table: Any, problems: list[str]) -> AlgorithmConfig | None:
+def algorithm_section(table: Any, problems: list[str]) -> AlgorithmConfig | None:
     """The `[algorithm]` table as the `Config` of the module that it names; None, with the problems added, if it is not valid."""
     if not isinstance(table, Mapping) or not isinstance(table.get("type"), str):
         problems.append(f"algorithm.type is required: one of {', '.join(algorithms.available())}.")
@@ -115,7 +115,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid TOML: {error}. Mend that line; strings need quotes.") from None
 
 
-def _parse_overrides(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
+def parse_overrides(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """`--a.b value` and `--a.b=value` -> (a.b, value). A value is read as TOML, and as a plain string where that fails."""
     rest = list(words)
     while rest:

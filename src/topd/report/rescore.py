@@ -109,7 +109,7 @@ def rescore(
 def _given(overrides: Sequence[str]) -> dict[str, Any]:
     """The keys of `[algorithm]` that were given, without the section."""
     given = {}
-    for key, value in config_file._parse_overrides(overrides):
+    for key, value in config_file.parse_overrides(overrides):
         section, _, rest = key.partition(".")
         if section != "algorithm" or not rest:
             raise ConfigError(
@@ -139,7 +139,7 @@ def _settings(run: StoredRun, given: Mapping[str, Any]) -> tuple[AlgorithmConfig
 
 def _algorithm(table: Mapping[str, Any], where: str = "") -> AlgorithmConfig:
     problems: list[str] = []
-    config = config_file._algorithm(table, problems)
+    config = config_file.algorithm_section(table, problems)
     if config is None:
         raise ConfigError(where + "\n".join(problems))
     return config
