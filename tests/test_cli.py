@@ -220,3 +220,13 @@ def test_broken_model_configurations_are_one_paragraph(
     message = capsys.readouterr().err
     assert "student.name" in message
     assert "Traceback" not in message
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_output_that_cannot_be_written_is_said_in_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        words = [sys.executable, "-m", "topd", "config", "quickstart"]
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 3
+    assert done.stderr.startswith("topd: the output could not be written")
+    assert len(done.stderr.splitlines()) == 1

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import dataclasses
+import errno
 import json
 import logging
 import os
@@ -11,9 +12,10 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 
-EXIT_INTERRUPTED = 130
+from topd.cli_options import DEFAULT_TOKEN_ENV, explain_options, report_options, serve_options
 
-DEFAULT_TOKEN_ENV = "TOPD_SERVE_TOKEN"
+EXIT_INTERRUPTED = 130
+EXIT_STOPPED = 3
 
 OVERRIDES = """
 settings:
@@ -66,6 +68,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"topd: {error}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:
+        if arguments.debug or error.errno not in (errno.ENOSPC, errno.EIO) or error.filename is not None:
+            raise
+        print(f"topd: the output could not be written: {error.strerror}. Free some space, or send it elsewhere.", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered would fail again at the exit
+        return EXIT_STOPPED
     except KeyboardInterrupt:
         if arguments.debug:
             raise
@@ -225,9 +233,9 @@ def _parser() -> argparse.ArgumentParser:
     verb("probe", _probe, "Prove that teacher, student, tokenizer and task fit, before anything is spent.").add_argument(
         "config", metavar="CONFIG", help=config_help
     )
-    _serve_options(verb("serve", _serve, "Serve a model over HTTP: log-probs and completions, in vLLM's forms.", SERVE_EPILOG))
-    _report_options(verb("report", _report, "One HTML file: result, health, curves, comparison and tokens.", REPORT_EPILOG))
-    _explain_options(verb("explain", _explain, "One group of a run, token by token, in the terminal.", EXPLAIN_EPILOG))
+    serve_options(verb("serve", _serve, "Serve a model over HTTP: log-probs and completions, in vLLM's forms.", SERVE_EPILOG))
+    report_options(verb("report", _report, "One HTML file: result, health, curves, comparison and tokens.", REPORT_EPILOG))
+    explain_options(verb("explain", _explain, "One group of a run, token by token, in the terminal.", EXPLAIN_EPILOG))
     rescored = verb(
         "rescore", _rescore, "Other credit over a run's stored rollouts, without sampling or scoring.", RESCORE_EPILOG
     )
@@ -238,68 +246,6 @@ def _parser() -> argparse.ArgumentParser:
     resolved.add_argument("config", metavar="CONFIG", nargs="?", help=config_help)
     resolved.add_argument("--keys", action="store_true", help="list every key with its meaning and default")
     return parser
-
-
-def _report_options(report: argparse.ArgumentParser) -> None:
-    report.add_argument("runs", metavar="RUN", nargs="+", help="run folders: finished, running or interrupted")
-    report.add_argument("--output", metavar="FILE", help="the page (report.html in the folder of a single run, else here)")
-    report.add_argument(
-        "--watch", action="store_true", help="serve the page on this machine and refresh it while the run goes on"
-    )
-    report.add_argument("--port", type=int, default=8400, metavar="N", help="port of --watch; 0 picks a free one (%(default)s)")
-    report.add_argument(
-        "--tokens", type=_positive, default=60_000, metavar="N", help="tokens of rollouts that the page holds (%(default)s)"
-    )
-    report.add_argument("--steps", type=_steps, metavar="N,N", help="whose rollouts the page holds (an even spread)")
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"must be a whole number above 0, found {text!r}")
-    return int(text)
-
-
-def _steps(text: str) -> list[int]:
-    return [_positive(part) for part in text.split(",")]
-
-
-def _explain_options(explain: argparse.ArgumentParser) -> None:
-    explain.add_argument("run", metavar="RUN", help="a run folder: finished, running or interrupted")
-    explain.add_argument("--step", type=int, metavar="N", help="the step (the last one with rollouts)")
-    explain.add_argument("--group", metavar="K", help="index in the step, or prompt id (the group with the worst-rejected token)")
-    explain.add_argument("--rollout", type=int, metavar="I", help="whose tokens are listed (the one with the worst token)")
-    explain.add_argument(
-        "--color", choices=("log_ratio", "reward", "return", "advantage"), help="what colours the tokens (log_ratio)"
-    )
-    explain.add_argument("--tokens", action="store_true", help="list the tokens of every rollout")
-
-
-def _serve_options(serve: argparse.ArgumentParser) -> None:
-    serve.add_argument("model", metavar="MODEL", help="model folder, hub id, .gguf file or builtin:NAME")
-    serve.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s: this machine alone)")
-    serve.add_argument("--port", type=int, default=8000, help="port to listen on; 0 picks a free one (%(default)s)")
-    serve.add_argument("--name", help="what clients call the model (as MODEL)")
-    serve.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="precision (%(default)s)")
-    serve.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps (%(default)s)")
-    serve.add_argument("--threads", type=int, metavar="N", help="threads that compute (torch's choice)")
-    serve.add_argument(
-        "--max-queue", type=int, default=256, metavar="N", help="requests that may wait; more get 429 (%(default)s)"
-    )
-    serve.add_argument(
-        "--max-tokens-per-microbatch", type=int, default=16384, metavar="N", help="padded tokens of one pass (%(default)s)"
-    )
-    serve.add_argument(
-        "--max-body-mb", type=float, default=32.0, metavar="N", help="size of a request; more gets 413 (%(default)s)"
-    )
-    serve.add_argument(
-        "--token-env",
-        metavar="VARIABLE",
-        help=f"environment variable with a bearer token ({DEFAULT_TOKEN_ENV}, if there is one)",
-    )
-    serve.add_argument(
-        "--batch-invariant", action="store_true", help="compute every request alone: the same bits whoever else asks"
-    )
-    serve.add_argument("--allow-reload", action="store_true", help="let clients pause the server and replace its weights")
 
 
 def _quiet_libraries() -> None:
