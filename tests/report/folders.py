@@ -1,5 +1,6 @@
 """Run folders built by hand: any numbers, any text."""
 
+import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -86,5 +87,32 @@ def write_run(
     return path
 
 
+def write_updates(path: Path, *rows: dict[str, Any], schema: pa.Schema = rollouts.UPDATES_SCHEMA) -> None:
+    """What the updates of step 1 saw."""
+    (path / "updates").mkdir(exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), path / "updates/step_000001.parquet")
+
+
+def update(number: int | None, ratios: list[float] | None, clipped: list[bool] | None, **changes: Any) -> dict[str, Any]:
+    return {
+        "prompt_id": "a",
+        "rollout": 0,
+        "update": number,
+        "importance_ratios": ratios,
+        "clipped": clipped,
+        **changes,
+    }
+
+
 def floor(alpha: float) -> float:
     return math.log(1 - alpha)
+
+
+def write_metrics(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """One line per row; a row without a step gets the next one."""
+    lines = [json.dumps({"step": step, **row}) for step, row in enumerate(rows, 1)]
+    (path / "metrics.jsonl").write_text("".join(line + "\n" for line in lines))
+
+
+def write_evaluations(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    (path / "evals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -17,7 +17,7 @@ import pytest
 
 import topd
 from tests.e2e.tiny import tiny_config
-from tests.report.folders import VECTOR, write_run, write_step
+from tests.report.folders import VECTOR, update, write_run, write_step, write_updates
 from tests.report.folders import row as row_of
 from topd.errors import ConfigError
 from topd.report.stored import StoredRun, names, number, read_run
@@ -49,22 +49,6 @@ def folder(tmp_path: Path) -> Path:
 
 def rows_of(path: Path, kind: str = "rollouts", step: int = 1) -> list[dict[str, Any]]:
     return pq.read_table(path / kind / f"step_{step:06d}.parquet", partitioning=None).to_pylist()
-
-
-def write_updates(path: Path, *rows: dict[str, Any], schema: pa.Schema = rollouts.UPDATES_SCHEMA) -> None:
-    (path / "updates").mkdir(exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), path / "updates/step_000001.parquet")
-
-
-def update(number: int, ratios: list[float] | None, clipped: list[bool] | None, **changes: Any) -> dict[str, Any]:
-    return {
-        "prompt_id": "a",
-        "rollout": 0,
-        "update": number,
-        "importance_ratios": ratios,
-        "clipped": clipped,
-        **changes,
-    }
 
 
 def rewrite(path: Path, *rows: dict[str, Any]) -> None:
