@@ -102,6 +102,8 @@ def _joint(joint: Mapping[str, Any], key: str, title: str) -> dict[str, Any]:
     """Old against new advantage as a map of counts, on a logarithmic colour scale."""
     counts = joint["counts"]
     x, y = ([(low + high) / 2 for low, high in pairwise(edges)] for edges in (joint["old_edges"], joint["new_edges"]))
+    if [len(row) for row in counts] != [len(y)] * len(x):
+        raise ValueError("its counts do not fit their edges")
     columns = [[row[j] for row in counts] for j in range(len(y))]
     heat = go.Heatmap(
         x=x,

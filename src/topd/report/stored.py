@@ -173,7 +173,9 @@ def read_run(path: Path | str) -> StoredRun:
         metrics=tuple(_metrics(path / "metrics.jsonl", problems)),
         evaluations=tuple(_evaluations(path / "evals.jsonl", problems)),
         summary=_json(path / "summary.json", problems),
-        rescores=tuple(found for file in sorted((path / "rescores").glob("*.json")) if (found := _json(file, problems))),
+        rescores=tuple(
+            found for file in sorted((path / "rescores").glob("*.json")) if (found := _json(file, problems)) is not None
+        ),
         steps=tuple(_steps(path / "rollouts")),
         problems=problems,
     )
