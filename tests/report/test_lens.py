@@ -342,7 +342,9 @@ def test_steps_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
 
 def test_a_run_without_rollouts(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("")
-    found = lens(tmp_path)
+    run = read_run(tmp_path)
+    found = payload([run])["runs"][0]
+    assert run.problems == []
     assert (found["steps"], found["vocabulary"], found["scale"], found["num_steps"]) == ([], {}, {}, 0)
     assert payload([])["runs"] == []
 

@@ -100,7 +100,7 @@ def payload(
 def _run(
     run: StoredRun, label: str, max_tokens: int, wanted: Sequence[int] | None, on_step: Callable[[StoredRun, StoredStep], None]
 ) -> dict[str, Any]:
-    texts = Texts(run.vocabulary())
+    texts = Texts(run.vocabulary() if run.steps else {})
     floor = floor_of(run)
     page = _Page(texts)
     numbers = _spread(run, max_tokens) if wanted is None else [step for step in run.steps if step in wanted]
