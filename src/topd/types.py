@@ -187,7 +187,7 @@ class UpdateReport:
     grad_norm: float
     learning_rate: float
     log_ratio: Float[Tensor, " token"]
-    """log of the importance ratio of every token of the mini-batch, before the update."""
+    """log of the importance ratio of every token of the mini-batch, in its order, before the update."""
     clipped: Bool[Tensor, " token"]
     """Whether the token was without gradient because of a clip."""
 

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 import topd
@@ -62,6 +64,27 @@ def test_the_model_folder_loads_in_plain_transformers(run: tuple[dict, list[dict
     prompt = tokenizer("12+34=", return_tensors="pt")
     text = tokenizer.decode(model.generate(**prompt, do_sample=False, max_new_tokens=24)[0], skip_special_tokens=True)
     assert text.startswith("12+34=12+34=")
+
+
+@pytest.mark.slow
+def test_what_the_updates_saw_is_stored_with_the_tokens_it_is_about(run: tuple[dict, list[dict], Path]) -> None:
+    """A token is clipped where its own ratio and its own advantage say so, in every step."""
+    _, rows, directory = run
+    for step in (1, 8):
+        stored = pq.read_table(directory / f"rollouts/step_{step:06d}.parquet").to_pylist()
+        updates = pq.read_table(directory / f"updates/step_{step:06d}.parquet").to_pylist()
+        groups: dict[str, list[dict]] = {}
+        for row in stored:
+            groups.setdefault(row["prompt_id"], []).append(row)
+        assert len(updates) == len(stored)
+        clips = 0
+        for seen in updates:
+            ratio = np.array(seen["importance_ratios"])
+            advantage = np.array(groups[seen["prompt_id"]][seen["rollout"]]["advantages"])
+            expected = ((ratio > 1.2) & (advantage > 0)) | ((ratio < 0.8) & (advantage < 0))
+            assert expected.tolist() == seen["clipped"]
+            clips += int(expected.sum())
+        assert clips == round(rows[step - 1]["ratio/clip_share"] * rows[step - 1]["tokens/rollout"])
 
 
 @pytest.mark.slow

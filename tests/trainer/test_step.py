@@ -10,6 +10,8 @@ from tests.e2e.tiny import tiny_config
 from topd import config_file
 from topd.assemble import Parts, assemble, make_trainer
 from topd.errors import RunStopped
+from topd.models.logprobs import completion_logprobs
+from topd.ops.objective import is_clipped
 from topd.ops.weighting import group_token_mean
 from topd.trainer.step import Trainer
 from topd.types import TrainBatch, TrainGroup
@@ -59,6 +61,20 @@ def test_micro_batches_and_checkpointing_change_nothing(tmp_path: Path, max_toke
     expected = after_update(trainer__max_tokens_per_microbatch=10_000)
     found = after_update(trainer__max_tokens_per_microbatch=max_tokens, trainer__gradient_checkpointing=checkpointing)
     assert largest_difference(found, expected) < 1e-6
+
+
+@pytest.mark.parametrize("max_tokens", [1, 8, 30, 10_000])
+def test_the_report_is_in_the_order_of_the_mini_batch(tmp_path: Path, max_tokens: int) -> None:
+    """Micro-batches take long groups first and may cut a group; each token's ratio and clip are still its own."""
+    made = parts(tmp_path, trainer__max_tokens_per_microbatch=max_tokens)
+    trainer, minibatch = make_trainer(made), batch()
+    alone = [completion_logprobs(made.policy, [group], temperature=1.0).detach() for group in minibatch.groups]
+    expected = torch.cat(alone) - minibatch.old_logprobs
+    report = trainer.update(minibatch)
+    torch.testing.assert_close(report.log_ratio, expected, atol=1e-4, rtol=0)
+    clipped = is_clipped(expected, minibatch.advantages, clip_low=0.2, clip_high=0.2)
+    assert 0 < int(clipped.sum()) < len(clipped)
+    assert torch.equal(report.clipped, clipped)
 
 
 def test_gradients_are_scaled_to_the_norm_and_reported_before(tmp_path: Path) -> None:

@@ -57,7 +57,8 @@ class Trainer:
     def update(self, batch: TrainBatch) -> UpdateReport:
         """One optimizer update on one mini-batch. Raises RunStopped, with the weights untouched, if anything is not finite."""
         self.optimizer.zero_grad(set_to_none=True)
-        loss, parts = 0.0, []
+        loss = 0.0
+        seen: dict[str, list[tuple[Tensor, Tensor]]] = {}
         for groups in microbatches(batch.groups, self.config.max_tokens_per_microbatch):
             part = micro_loss(
                 self.policy,
@@ -70,15 +71,18 @@ class Trainer:
                 raise RunStopped(self._not_finite("the loss", [group.prompt_id for group in groups]))
             part.loss.backward()
             loss += float(part.loss.detach())
-            parts.append(part)
+            sizes = [len(group.weights) for group in groups]
+            for group, ratios, clips in zip(groups, part.log_ratio.split(sizes), part.clipped.split(sizes), strict=True):
+                seen.setdefault(group.prompt_id, []).append((ratios, clips))
         grad_norm = self._clip_gradients(batch)
         rate = learning_rate(self.config, update=self.policy_version, total_updates=self.total_updates)
+        log_ratios, clipped = zip(*(piece for group in batch.groups for piece in seen[group.prompt_id]), strict=True)
         report = UpdateReport(
             loss=loss,
             grad_norm=grad_norm,
             learning_rate=rate,
-            log_ratio=torch.cat([part.log_ratio for part in parts]),
-            clipped=torch.cat([part.clipped for part in parts]),
+            log_ratio=torch.cat(log_ratios),
+            clipped=torch.cat(clipped),
         )
         with uninterrupted():
             for group in self.optimizer.param_groups:
