@@ -30,6 +30,7 @@ from topd.report.stored import StoredRun, StoredStep, names, number, read_run
 from topd.run.files import write_text
 
 SECTIONS = (("result", "Result"), ("health", "Health"), ("curves", "Curves"), ("tokens", "Tokens"), ("settings", "Settings"))
+_SCRIPTS = ("dom.js", "token_text.js", "card.js", "lens.js", "curves.js", "report.js")
 _CHART_SECTIONS = ("Result", "Teacher", "Update", "Completions", "Speed")
 _JUDGED_TOKENS = 4_000_000
 """Tokens of the steps that the health checks look into: more would only cost memory."""
@@ -85,7 +86,7 @@ def render(
         "axes": axes(runs),
         "lens": lens,
     }
-    script = "\n".join(_asset(name) for name in ("lens.js", "report.js"))
+    script = _script()
     shown = [
         _run(run, label, COLORS[i % len(COLORS)], read[id(run)]) for i, (run, label) in enumerate(zip(runs, labels, strict=True))
     ]
@@ -130,6 +131,11 @@ def _template() -> Any:
 
 def _asset(name: str) -> str:
     return files("topd.report").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _script() -> str:
+    """The page's one script: its files in one scope."""
+    return "\n".join(('(() => {\n"use strict";', *map(_asset, _SCRIPTS), "})();"))
 
 
 def _packed(text: str) -> str:

@@ -1,0 +1,145 @@
+/* The curves: drawn by plotly when they come into view, each with its numbers as a table and a file. */
+
+/** The library is loaded from within the page, once a curve comes into view. */
+function plotly() {
+  state.plotly = state.plotly || unpacked($("#plotly").textContent).then((code) => new Promise((resolve, reject) => {
+    const url = URL.createObjectURL(new Blob([code], { type: "text/javascript" }));
+    const script = el("script", { src: url });
+    script.onload = () => { URL.revokeObjectURL(url); resolve(window.Plotly); };
+    script.onerror = () => reject(new Error("the plotting library could not be loaded"));
+    document.head.append(script);
+  }));
+  return state.plotly;
+}
+
+function variable(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+function themed(figure, axis) {
+  const over = { step: "step", updates: "updates", tokens: "tokens trained on", hours: "hours of steps" }[axis];
+  const line = { gridcolor: variable("--line"), zerolinecolor: variable("--line"), linecolor: variable("--line"), automargin: true };
+  const x = figure.layout.xaxis.title.text === "step" ? { ...figure.layout.xaxis, title: { text: over } } : figure.layout.xaxis;
+  return {
+    ...figure.layout,
+    font: { color: variable("--fg"), family: getComputedStyle(document.body).fontFamily, size: 12 },
+    paper_bgcolor: "rgba(0,0,0,0)",
+    plot_bgcolor: "rgba(0,0,0,0)",
+    xaxis: { ...x, ...line },
+    yaxis: { ...figure.layout.yaxis, ...line },
+    hoverlabel: { bgcolor: variable("--card"), bordercolor: variable("--line"), font: { color: variable("--fg") }, namelength: -1 },
+    legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { size: 11 } },
+    margin: { l: 60, r: 12, t: 8, b: 44 },
+  };
+}
+
+/** The traces with steps replaced by what the reader compares over. */
+function over(traces, axis) {
+  if (axis === "step") return traces;
+  return traces.map((trace) => {
+    const positions = trace.meta ? state.data.axes[trace.meta.run] : null;
+    if (!positions) return trace;
+    const at = new Map(positions.step.map((step, i) => [step, positions[axis][i]]));
+    return { ...trace, x: trace.x.map((step) => (step === 0 ? 0 : at.has(step) ? at.get(step) : null)) };
+  });
+}
+
+async function draw(chart, figure) {
+  const library = await plotly();
+  if (!figure.isConnected) return;
+  const axis = $("#axis").value;
+  const plot = $(".plot", figure);
+  await library.react(plot, over(chart.figure.data, axis), themed(chart.figure, axis), {
+    responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+  });
+  plot.dataset.ready = "1";
+  state.drawn.set(chart.id, [chart, figure]);
+}
+
+function redrawAll() {
+  for (const [chart, figure] of state.drawn.values()) draw(chart, figure);
+}
+
+const inView = "IntersectionObserver" in window
+  ? new IntersectionObserver((entries) => {
+      for (const entry of entries) {
+        if (!entry.isIntersecting) continue;
+        inView.unobserve(entry.target);
+        show(entry.target);
+      }
+    }, { rootMargin: "300px" })
+  : null;
+
+function show(figure) {
+  const chart = state.data.charts.find((each) => each.id === figure.id.slice("chart-".length));
+  if (chart) draw(chart, figure).catch((error) => { $(".plot", figure).textContent = String(error.message || error); });
+}
+
+function cell(value) {
+  if (value === null || value === undefined) return "";
+  if (typeof value !== "number" || Number.isInteger(value)) return String(value);
+  return String(Number(value.toPrecision(6)));
+}
+
+function table(chart) {
+  const head = el("tr", {}, ...chart.columns.map((name) => el("th", { scope: "col" }, name)));
+  const rows = chart.rows.map((row) => el("tr", {}, ...row.map((value) => el("td", {}, cell(value)))));
+  return el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows));
+}
+
+function quoted(value) {
+  const text = value === null || value === undefined ? "" : String(value);
+  const safe = /^[=+\-@\t\r]/.test(text) && typeof value !== "number" ? `'${text}` : text; // no formula for a spreadsheet
+  return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
+}
+
+function save(chart) {
+  const lines = [chart.columns, ...chart.rows].map((row) => row.map(quoted).join(","));
+  const url = URL.createObjectURL(new Blob([lines.join("\r\n") + "\r\n"], { type: "text/csv" }));
+  const link = el("a", { href: url, download: `${chart.id}.csv` });
+  document.body.append(link);
+  link.click();
+  link.remove();
+  setTimeout(() => URL.revokeObjectURL(url), 1000);
+}
+
+/** The frame of a chart; its curve and its table are made when they are looked at. */
+function frame(chart) {
+  const figure = el("figure", { id: `chart-${chart.id}` });
+  const plot = el("div", { class: "plot", role: "img", "aria-label": `${chart.title}. ${chart.summary}` });
+  const numbers = el("details", {}, el("summary", {}, "Numbers"));
+  const button = el("button", { type: "button" }, "Save as CSV");
+  numbers.append(button);
+  numbers.addEventListener("toggle", () => {
+    if (numbers.open && !$("table", numbers)) numbers.append(el("div", { class: "scroll", tabindex: "0" }, table(current())));
+  });
+  const current = () => state.data.charts.find((each) => each.id === chart.id) || chart;
+  button.addEventListener("click", () => save(current()));
+  const note = el("p", {}, chart.note ? `${chart.note} ` : "", chart.summary);
+  figure.append(el("figcaption", {}, chart.title), note, plot, numbers);
+  return figure;
+}
+
+function layCharts() {
+  for (const place of document.querySelectorAll("[data-charts]")) {
+    const wanted = state.data.charts.filter((chart) => chart.section === place.dataset.charts);
+    if (wanted.length && !$("h3", place) && place.dataset.charts !== "Rescored") place.append(el("h3", {}, place.dataset.charts));
+    let grid = $(".charts", place);
+    if (wanted.length && !grid) place.append((grid = el("div", { class: "charts" })));
+    for (const chart of wanted) layChart(grid, chart);
+  }
+}
+
+function layChart(grid, chart) {
+  const before = $(`#chart-${CSS.escape(chart.id)}`, grid);
+  if (!before) {
+    const figure = frame(chart);
+    grid.append(figure);
+    if (inView) inView.observe(figure); else show(figure);
+    return;
+  }
+  $("p", before).textContent = `${chart.note ? `${chart.note} ` : ""}${chart.summary}`;
+  const shown = $("table", before);
+  if (shown) shown.replaceWith(table(chart));
+  if (state.drawn.has(chart.id)) draw(chart, before);
+}
