@@ -76,13 +76,13 @@ class Trainer:
                 seen.setdefault(group.prompt_id, []).append((ratios, clips))
         grad_norm = self._clip_gradients(batch)
         rate = learning_rate(self.config, update=self.policy_version, total_updates=self.total_updates)
-        log_ratios, clipped = zip(*(piece for group in batch.groups for piece in seen[group.prompt_id]), strict=True)
+        in_order = [piece for group in batch.groups for piece in seen[group.prompt_id]]
         report = UpdateReport(
             loss=loss,
             grad_norm=grad_norm,
             learning_rate=rate,
-            log_ratio=torch.cat(log_ratios),
-            clipped=torch.cat(clipped),
+            log_ratio=torch.cat([ratios for ratios, _ in in_order]),
+            clipped=torch.cat([clips for _, clips in in_order]),
         )
         with uninterrupted():
             for group in self.optimizer.param_groups:
