@@ -72,11 +72,11 @@ class Trainer:
             part.loss.backward()
             loss += float(part.loss.detach())
             sizes = [len(group.weights) for group in groups]
-            for group, ratios, clips in zip(groups, part.log_ratio.split(sizes), part.clipped.split(sizes), strict=True):
-                seen.setdefault(group.prompt_id, []).append((ratios, clips))
+            for piece, ratios, clips in zip(groups, part.log_ratio.split(sizes), part.clipped.split(sizes), strict=True):
+                seen.setdefault(piece.prompt_id, []).append((ratios, clips))
         grad_norm = self._clip_gradients(batch)
         rate = learning_rate(self.config, update=self.policy_version, total_updates=self.total_updates)
-        in_order = [piece for group in batch.groups for piece in seen[group.prompt_id]]
+        in_order = [streams for trained in batch.groups for streams in seen[trained.prompt_id]]
         report = UpdateReport(
             loss=loss,
             grad_norm=grad_norm,
