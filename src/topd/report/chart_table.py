@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from topd.run.catalogue import METRICS, declared_name
 
+_AXIS = {"s": "seconds", "norm": "norm of the gradient", "rate": "learning rate", "count": "number", "score": "score in [0, 1]"}
 UNITS = {metric.name: metric.unit for metric in METRICS}
 
 
@@ -26,7 +27,13 @@ class Chart:
 
     @property
     def unit(self) -> str:
-        return UNITS[declared_name(next(iter(self.lines)))]
+        """The unit of its metrics; "unknown" of one that the catalogue does not hold."""
+        return UNITS.get(declared_name(next(iter(self.lines))), "unknown")
+
+    @property
+    def axis(self) -> str:
+        """What stands at its axis."""
+        return _AXIS.get(self.unit, self.unit)
 
 
 CHARTS = (

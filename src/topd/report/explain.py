@@ -13,21 +13,13 @@ from rich.console import Console
 from rich.text import Text
 
 from topd.errors import ConfigError
-from topd.report.lens import Extreme, extremes, floor_of
-from topd.report.scales import NEAR_ZERO, Scale, ratio, scale_of, settings_in_use, signed
-from topd.report.stored import Numbers, StoredGroup, StoredRollout, StoredRun, StoredStep, read_run
+from topd.report.credit import COLORS, Extreme, algorithm_of, extremes, floor_of, settings_in_use, streams_of
+from topd.report.scales import NEAR_ZERO, Scale, ratio, scale_of, signed
+from topd.report.stored import StoredRun, read_run, spans
+from topd.report.stored_step import Numbers, StoredGroup, StoredRollout, StoredStep
 from topd.report.terminal import Column, open_console, plain_text, print_block, print_table, token_text
 from topd.report.tokens import Shown, Texts, plain, show_text
 
-COLORS = ("log_ratio", "reward", "return", "advantage")
-"""Streams that tokens can be coloured by."""
-
-_MEANING = {
-    "log_ratio": "log-ratio, teacher - student, in nats",
-    "reward": "token reward in nats",
-    "return": "return in nats",
-    "advantage": "advantage",
-}
 _LABEL = 12
 
 
@@ -107,25 +99,16 @@ def _find(run: StoredRun, step: int | None, group: str | None, rollout: int | No
 def _step(run: StoredRun, number: int | None) -> StoredStep:
     if not run.steps:
         raise ConfigError(f"the run in '{run.path}' has no rollouts yet. Wait for its first step, or name another run.")
-    number = run.steps[-1] if number is None else number
+    recorded = [row["step"] for row in run.metrics if row["step"] in run.steps]
+    number = (recorded or run.steps)[-1] if number is None else number
     if number not in run.steps:
         raise ConfigError(f"--step: step {number} has no rollouts; there are steps {spans(run.steps)}.")
     stored = run.step(number)
     if stored is None or not any(group.num_tokens for group in stored.groups):
         reason = run.problems[-1] if stored is None and run.problems else f"step {number} holds no tokens"
-        raise ConfigError(f"--step: {reason}. Choose another of the steps {spans(run.steps)}.")
+        others = [step for step in run.steps if step != number]
+        raise ConfigError(f"--step: {reason}. " + (f"Choose another: {spans(others)}." if others else "There is no other."))
     return stored
-
-
-def spans(numbers: Sequence[int]) -> str:
-    """Ascending numbers in words: [1, 2, 3, 7] -> "1 to 3, 7"."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1].append(number)
-        else:
-            parts.append([number])
-    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]} to {part[-1]}" for part in parts)
 
 
 def _group(step: StoredStep, wanted: str | None, default: int) -> StoredGroup:
@@ -161,11 +144,10 @@ def _has(step: StoredStep, stream: str) -> bool:
 
 def _show_head(view: View, console: Console) -> None:
     run, step, group = view.run, view.step, view.group
-    algorithm = run.setting("algorithm")
-    algorithm = dict(algorithm) if isinstance(algorithm, dict) else {}
+    algorithm = algorithm_of(run)
     settings = ", ".join(f"{key} {value}" for key, value in settings_in_use(algorithm).items())
     planned = f" of {run.planned_steps}" if run.planned_steps else ""
-    tokens = sum(each.num_tokens for each in step.groups)
+    tokens = step.num_tokens
     facts = [
         ("run", plain_text(run.path)),
         (
@@ -173,7 +155,10 @@ def _show_head(view: View, console: Console) -> None:
             plain_text(f"{algorithm.get('type', 'unknown')}: {settings}" if settings else algorithm.get("type", "unknown")),
         ),
         ("step", plain_text(f"{step.step}{planned}: {len(step.groups)} groups, {tokens:,} tokens")),
-        ("group", plain_text(f"{group.index}: {group.prompt_id}, domain {group.domain}, {len(group.rollouts)} rollouts")),
+        (
+            "group",
+            plain_text(f"{group.index}: {group.prompt_id}, domain {group.domain}, {_counted(len(group.rollouts), 'rollout')}"),
+        ),
         ("prompt", plain_text(group.prompt, lines=True)),
         ("answer", plain_text(group.answer if group.answer is not None else "none: not graded")),
     ]
@@ -184,9 +169,14 @@ def _show_head(view: View, console: Console) -> None:
     console.print()
 
 
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def _legend(view: View, *, colored: bool) -> Text:
     """The numbers at which the tones begin, in those tones."""
-    legend = Text(f"{_MEANING[view.color]}: ")
+    stream = next(each for each in streams_of(view.run, has_teacher=_has(view.step, "log_ratio")) if each.key == view.color)
+    legend = Text(f"{stream.label} in {stream.unit}, {stream.meaning}: ")
     steps = [*(-step for step in reversed(view.scale.steps)), 0.0, *view.scale.steps]
     for value in steps:
         legend.append(f" {value:+g} " if value else " 0 ", view.scale.style(value))
@@ -195,7 +185,7 @@ def _legend(view: View, *, colored: bool) -> Text:
 
 def _show_completion(view: View, rollout: StoredRollout, console: Console) -> None:
     streams = rollout.streams
-    parts = [f"grade {rollout.grade:g}", str(rollout.finish_reason), f"{len(rollout.token_ids)} tokens"]
+    parts = [f"grade {rollout.grade:g}", str(rollout.finish_reason), _counted(len(rollout.token_ids), "token")]
     if len(streams.get("reward", ())):
         parts.append(f"mean reward {signed(float(streams['reward'].astype(np.float64).mean()))}")
     if len(streams.get("return", ())):
@@ -204,7 +194,8 @@ def _show_completion(view: View, rollout: StoredRollout, console: Console) -> No
     if values is not None and np.any(values == values):
         name = view.color.replace("_", "-")
         low, high = int(np.nanargmin(values)), int(np.nanargmax(values))
-        parts.append(f"{name} {signed(float(values[low]))} at {low} to {signed(float(values[high]))} at {high}")
+        ends = f"{signed(float(values[low]))} at {low} to {signed(float(values[high]))} at {high}"
+        parts.append(f"{name} {signed(float(values[low]))} throughout" if values[low] == values[high] else f"{name} {ends}")
     print_block(console, plain_text(", ".join(parts)), label=f"rollout {rollout.index}", indent=_LABEL)
     text = Text()
     for i, shown in enumerate(view.texts.show(rollout.token_ids)):

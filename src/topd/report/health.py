@@ -12,9 +12,10 @@ from itertools import chain
 import numpy as np
 
 from topd.report import health_learning, health_service
+from topd.report.credit import floor_of
 from topd.report.health_learning import AGREED, CHANGE
-from topd.report.lens import floor_of
-from topd.report.stored import Numbers, StoredRun, StoredStep, number
+from topd.report.stored import StoredRun, number
+from topd.report.stored_step import Numbers, StoredStep
 from topd.report.verdict import (
     LEVELS,
     MIN_STEPS,

@@ -5,114 +5,67 @@ up to a budget of tokens, in every step the groups with the worst-rejected and t
 sample; and it says how many of how many it holds. The lists of extreme tokens are over the whole step.
 """
 
-import heapq
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from topd.report.stored import StoredGroup, StoredRollout, StoredRun, StoredStep, names
+from topd.report.credit import COLORS, Extreme, extremes, floor_of, streams_of
+from topd.report.stored import StoredRun, names
+from topd.report.stored_step import StoredGroup, StoredRollout, StoredStep
 from topd.report.tokens import Shown, Texts, plain, show_text
 
-MAX_TOKENS = 60_000
+MAX_TOKENS = 100_000
 """Tokens of a page's rollouts, over all its runs."""
 
-NUM_EXTREMES = 10
-"""Length of the lists of worst-rejected and most-credited tokens of a step."""
-
-_MIN_GROUPS = 2
+_KEPT_TOKENS = 4_000_000
+_MIN_GROUPS = 4
 _MAX_GROUPS = 24
 _SHORTEST = 64
 """Tokens of a completion that a page holds at least, however small the budget."""
-
-COLORED = (
-    {"key": "log_ratio", "label": "log-ratio", "unit": "nats", "meaning": "log-prob of the teacher minus that of the student"},
-    {"key": "reward", "label": "reward", "unit": "nats", "meaning": "what the token itself earns"},
-    {"key": "return", "label": "return", "unit": "nats", "meaning": "the reward, with the credit for what followed"},
-    {"key": "advantage", "label": "advantage", "unit": "standard deviations", "meaning": "the return, as the update weighs it"},
-)
-"""Streams that tokens are coloured by."""
 
 _DETAIL = ("student_logprob", "teacher_logprob", "importance_ratio")
 _KINDS = {"text": "t", "space": "s", "newline": "n", "mark": "m"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Extreme:
-    """A token that stands out in its step; `value` is the number it stands out by."""
+class Held:
+    """What a page holds of one run: `data` for its lens.js, and the steps that were read for it, as far as memory goes."""
 
-    group: int
-    rollout: int
-    token: int
-    token_id: int
-    value: float
+    data: Mapping[str, Any]
+    steps: tuple[StoredStep, ...]
 
 
-def floor_of(run: StoredRun) -> tuple[float, str] | None:
-    """The lowest reward that the run's credit can give, and how it comes about; None if there is none."""
-    reward, alpha, bound = (run.setting(f"algorithm.{key}") for key in ("reward", "alpha", "reward_bound"))
-    match reward:
-        case "proximal" if isinstance(alpha, float | int) and 0 < alpha < 1:
-            return math.log1p(-alpha), f"log(1 - alpha) with alpha = {alpha:g}"
-        case "clipped" | "floor" if isinstance(bound, float | int):
-            return -float(bound), f"-reward_bound = {-bound:g}"
-        case "power":
-            return -1.0, "a difference of two powers of probabilities"
-    return None
-
-
-def extremes(step: StoredStep, stream: str, *, lowest: bool, count: int = NUM_EXTREMES) -> list[Extreme]:
-    """The tokens of a whole step with the lowest (or highest) numbers of a stream, the most extreme and the earlier first."""
-    pick = heapq.nsmallest if lowest else heapq.nlargest
-    return pick(count, _candidates(step, stream, lowest, count), key=lambda extreme: extreme.value)
-
-
-def _candidates(step: StoredStep, stream: str, lowest: bool, count: int) -> Iterator[Extreme]:
-    for group in step.groups:
-        for rollout in group.rollouts:
-            values = rollout.streams.get(stream)
-            if values is None or not len(values):
-                continue
-            known = np.flatnonzero(~np.isnan(values))
-            near = known[np.argsort(values[known] if lowest else -values[known], kind="stable")[:count]]
-            for token in near.tolist():
-                ids = rollout.token_ids
-                yield Extreme(
-                    group=group.index, rollout=rollout.index, token=token, token_id=ids[token], value=float(values[token])
-                )
-
-
-def payload(
-    runs: Sequence[StoredRun],
-    *,
-    max_tokens: int = MAX_TOKENS,
-    steps: Sequence[int] | None = None,
-    on_step: Callable[[StoredRun, StoredStep], None] = lambda run, step: None,
-) -> dict[str, Any]:
-    """What the page's lens.js shows. `steps`: those to hold; an even spread if None. `on_step` sees every step that was read."""
+def hold(runs: Sequence[StoredRun], *, max_tokens: int = MAX_TOKENS, steps: Sequence[int] | None = None) -> list[Held]:
+    """The rollouts of a page, run by run. `steps`: those to hold; an even spread if None."""
     share = max_tokens // max(1, len(runs))
-    found = [_run(run, label, share, steps, on_step) for run, label in zip(runs, names(runs), strict=True)]
-    return {"streams": COLORED, "runs": found}
+    return [_hold(run, label, share, steps) for run, label in zip(runs, names(runs), strict=True)]
 
 
-def _run(
-    run: StoredRun, label: str, max_tokens: int, wanted: Sequence[int] | None, on_step: Callable[[StoredRun, StoredStep], None]
-) -> dict[str, Any]:
+def _hold(run: StoredRun, label: str, max_tokens: int, wanted: Sequence[int] | None) -> Held:
     texts = Texts(run.vocabulary() if run.steps else {})
-    floor = floor_of(run)
     page = _Page(texts)
+    kept: list[StoredStep] = []
+    num_kept, steps = 0, []
     numbers = _spread(run, max_tokens) if wanted is None else [step for step in run.steps if step in wanted]
-    steps = []
     for number in numbers:
         step = run.step(number)
-        if step is not None and step.groups:
-            on_step(run, step)
-            steps.append(page.step(step, max_tokens // len(numbers)))
-    return {
+        if step is None or not step.groups:
+            continue
+        if num_kept < _KEPT_TOKENS:
+            kept.append(step)
+            num_kept += step.num_tokens
+        steps.append(page.step(step, max_tokens // len(numbers)))
+    floor = floor_of(run)
+    streams = streams_of(run, has_teacher=page.has_teacher)
+    data = {
         "name": label,
+        "path": str(run.path),
         "algorithm": run.setting("algorithm.type"),
+        "has_teacher": page.has_teacher,
+        "streams": [asdict(stream) for stream in streams],
         "floor": floor[0] if floor else None,
         "floor_words": floor[1] if floor else None,
         "num_steps": len(run.steps),
@@ -121,6 +74,7 @@ def _run(
         "special": sorted(token_id for token_id in page.used if texts.is_special(token_id)),
         "steps": steps,
     }
+    return Held(data=data, steps=tuple(kept))
 
 
 def _spread(run: StoredRun, max_tokens: int) -> list[int]:
@@ -141,7 +95,11 @@ class _Page:
     def __init__(self, texts: Texts) -> None:
         self.texts = texts
         self.used: set[int] = set()
-        self._values: dict[str, list[np.ndarray[Any, Any]]] = {stream["key"]: [] for stream in COLORED}
+        self._values: dict[str, list[np.ndarray[Any, Any]]] = {key: [] for key in COLORS}
+
+    @property
+    def has_teacher(self) -> bool:
+        return bool(self._values["log_ratio"])
 
     def scale(self, floor: float) -> dict[str, float]:
         """Per stream the 99th percentile of its absolute numbers; the floor of the reward lies within it."""
@@ -151,11 +109,12 @@ class _Page:
             values = values[np.isfinite(values)]
             if len(values):
                 at_least = abs(floor) if key == "reward" else 0.0
-                found[key] = float(f"{max(float(np.percentile(values, 99)), at_least, 1e-6):.3g}")
+                found[key] = _rounded_up(max(float(np.percentile(values, 99)), at_least, 1e-6))
         return found
 
     def step(self, step: StoredStep, max_tokens: int) -> dict[str, Any]:
-        worst, credited = extremes(step, "log_ratio", lowest=True), extremes(step, "advantage", lowest=False)
+        worst = extremes(step, "log_ratio", lowest=True)
+        credited = extremes(step, "advantage", lowest=False) if _differ_within(step, "advantage") else []
         chosen, longest = _choose(step, [*_alternating(worst, credited)], max_tokens)
         held = {group.index for group in chosen}
 
@@ -166,7 +125,7 @@ class _Page:
         return {
             "step": step.step,
             "num_groups": len(step.groups),
-            "num_tokens": sum(group.num_tokens for group in step.groups),
+            "num_tokens": step.num_tokens,
             "groups": [self._group(group, longest) for group in chosen],
             "worst": listed(worst),
             "credited": listed(credited),
@@ -252,6 +211,18 @@ def _encoded(shown: Shown) -> str | list[tuple[str, str]]:
     if all(segment.kind == "text" for segment in shown):
         return "".join(segment.text for segment in shown)
     return [(_KINDS[segment.kind], segment.text) for segment in shown]
+
+
+def _differ_within(step: StoredStep, stream: str) -> bool:
+    """Whether some completion has tokens with different numbers: where it has not, no token stands out."""
+    parts = (rollout.streams.get(stream, np.zeros(0)) for group in step.groups for rollout in group.rollouts)
+    return any(len(part) and part.min() < part.max() for part in parts)
+
+
+def _rounded_up(value: float) -> float:
+    """To three significant digits, never below the value."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return float(f"{math.ceil(value / unit - 1e-9) * unit:.6g}")
 
 
 def _number(value: float) -> float | str | None:

@@ -22,18 +22,17 @@ from plotly.offline import get_plotlyjs
 from plotly.utils import PlotlyJSONEncoder
 
 from topd.errors import ConfigError, RunStopped, first_line
-from topd.report.charts import COLORS, axes, charts
+from topd.report.charts import COLORS, axes, charts, legend
 from topd.report.health import verdicts
-from topd.report.lens import MAX_TOKENS, payload
+from topd.report.lens import MAX_TOKENS, Held, hold
 from topd.report.rescored import rescored
-from topd.report.stored import StoredRun, StoredStep, names, number, read_run
+from topd.report.stored import StoredRun, names, number, read_run
+from topd.report.stored_step import StoredStep
 from topd.run.files import write_text
 
 SECTIONS = (("result", "Result"), ("health", "Health"), ("curves", "Curves"), ("tokens", "Tokens"), ("settings", "Settings"))
 _SCRIPTS = ("dom.js", "token_text.js", "card.js", "lens.js", "curves.js", "report.js")
-_CHART_SECTIONS = ("Result", "Teacher", "Update", "Completions", "Speed")
-_JUDGED_TOKENS = 4_000_000
-"""Tokens of the steps that the health checks look into: more would only cost memory."""
+_CHART_SECTIONS = ("Result", "Teacher", "Update", "Completions", "Speed", "Other")
 
 
 def write(
@@ -47,10 +46,9 @@ def write(
 
     Raises ConfigError for a folder that holds no run, or an output that cannot be written.
     """
-    runs = [read_run(path) for path in dict.fromkeys(map(Path, paths))]
-    target = Path(output).expanduser() if output is not None else (runs[0].path if len(runs) == 1 else Path()) / "report.html"
-    if target.is_dir():
-        raise ConfigError(f"--output {target} is a folder. Give the name of a file.")
+    unique = {Path(path).expanduser().resolve(): path for path in reversed(paths)}
+    runs = [read_run(path) for path in reversed(unique.values())]
+    target = _target(runs, output)
     for step in steps or ():
         if not any(step in run.steps for run in runs):
             stored = sorted({number for run in runs for number in run.steps})
@@ -59,7 +57,7 @@ def write(
             )
     text = render(runs, max_tokens=max_tokens, steps=steps)
     try:
-        write_text(target, text)
+        write_text(target.resolve(), text)
     except (OSError, RunStopped) as error:
         raise ConfigError(
             f"{target} could not be written: {first_line(error.__cause__ or error)}. Give another with --output."
@@ -67,28 +65,39 @@ def write(
     return target
 
 
+def _target(runs: Sequence[StoredRun], output: Path | str | None) -> Path:
+    """Where the page goes: through links, and never over anything that is no plain file."""
+    target = Path(output).expanduser() if output is not None else (runs[0].path if len(runs) == 1 else Path()) / "report.html"
+    if target.exists() and not target.is_file():
+        raise ConfigError(f"--output {target} is a folder or a device. Give the name of a file.")
+    if not target.resolve().parent.is_dir():
+        raise ConfigError(f"--output {target}: there is no folder {target.parent}. Make it, or give another.")
+    return target
+
+
 def render(
-    runs: Sequence[StoredRun], *, max_tokens: int = MAX_TOKENS, steps: Sequence[int] | None = None, watch: float | None = None
+    runs: Sequence[StoredRun],
+    *,
+    max_tokens: int = MAX_TOKENS,
+    steps: Sequence[int] | None = None,
+    watch: float | None = None,
+    state: str = "",
 ) -> str:
-    """The page as a string. `steps`: whose rollouts it holds. `watch`: seconds after which it looks for news, if it is served."""
-    read: dict[int, list[StoredStep]] = {id(run): [] for run in runs}
-
-    def keep(run: StoredRun, step: StoredStep) -> None:
-        held = sum(group.num_tokens for each in read[id(run)] for group in each.groups)
-        if held < _JUDGED_TOKENS:
-            read[id(run)].append(step)
-
-    lens = payload(runs, max_tokens=max_tokens, steps=steps, on_step=keep)
+    """The page as a string. `steps`: whose rollouts it holds. `watch`: seconds after which it looks for news, if it is served;
+    `state`: what it then compares with what the server says."""
+    held = hold(runs, max_tokens=max_tokens, steps=steps)
     labels = names(runs)
     other = [entry for run, label in zip(runs, labels, strict=True) for entry in rescored(run, label)]
     data = {
         "charts": [*charts(runs), *(chart for entry in other for chart in entry["charts"])],
         "axes": axes(runs),
-        "lens": lens,
+        "legend": legend(labels),
+        "lens": {"runs": [each.data for each in held]},
     }
     script = _script()
     shown = [
-        _run(run, label, COLORS[i % len(COLORS)], read[id(run)]) for i, (run, label) in enumerate(zip(runs, labels, strict=True))
+        _run(run, label, COLORS[i % len(COLORS)], each.steps)
+        for i, (run, label, each) in enumerate(zip(runs, labels, held, strict=True))
     ]
     headline = [row for run, label in zip(runs, labels, strict=True) for row in _headline(run, label)]
     page = _template().render(
@@ -97,6 +106,7 @@ def render(
         made=time.strftime("%Y-%m-%d %H:%M"),
         policy=_policy(script, served=watch is not None),
         watch=watch,
+        state=state,
         css=Markup(_asset("report.css") + _asset("lens.css")),
         js=Markup(script),
         plotly=_packed(get_plotlyjs()),
@@ -107,7 +117,8 @@ def render(
         headline=headline,
         benchmarks=len({row["benchmark"] for row in headline}),
         differences=differences(runs),
-        sampling=_sampling(lens, runs),
+        sampling=_sampling(held, runs),
+        has_teacher=any(each.data["has_teacher"] for each in held),
         rescores=other,
     )
     return str(page)
@@ -227,28 +238,31 @@ def _best(pass_at: Any) -> str:
     found = pass_at if isinstance(pass_at, Mapping) else {}
     k = max((k for k in found if k.isdecimal()), key=int, default="")
     of_k = found.get(k)
-    value = number(of_k.get("value")) if isinstance(of_k, Mapping) else None
-    return "-" if value is None else f"{value:.1%} (k = {k})"
+    if not isinstance(of_k, Mapping) or (value := number(of_k.get("value"))) is None:
+        return "-"
+    ends = [number(end) for end in of_k.get("ci95") or ()]
+    interval = f", {ends[0]:.1%} to {ends[1]:.1%}" if len(ends) == 2 and None not in ends else ""
+    return f"{value:.1%} (k = {k}{interval})"
 
 
 def _shown(value: Any, form: str) -> str:
     return "-" if number(value) is None else format(value, form)
 
 
-def _sampling(lens: Mapping[str, Any], runs: Sequence[StoredRun]) -> str:
+def _sampling(held: Sequence[Held], runs: Sequence[StoredRun]) -> str:
     """How much of the rollouts is in the page."""
     words, all_there = [], True
-    for held, run in zip(lens["runs"], runs, strict=True):
-        groups = sum(len(step["groups"]) for step in held["steps"])
-        of_groups = sum(step["num_groups"] for step in held["steps"])
-        all_there = all_there and groups == of_groups and len(held["steps"]) == len(run.steps)
-        name = f"{held['name']}: " if len(runs) > 1 else ""
-        words.append(f"{name}{groups} of {of_groups} prompts in {len(held['steps'])} of {len(run.steps)} steps")
+    for each, run in zip(held, runs, strict=True):
+        steps = each.data["steps"]
+        groups, of_groups = sum(len(step["groups"]) for step in steps), sum(step["num_groups"] for step in steps)
+        all_there = all_there and groups == of_groups and len(steps) == len(run.steps)
+        name = f"{each.data['name']}: " if len(runs) > 1 else ""
+        words.append(f"{name}{groups} of the {of_groups} prompts of {len(steps)} steps, out of {len(run.steps)} steps")
     if all_there:
-        return "All rollouts of the run are in this page." if len(runs) == 1 else "All rollouts of the runs are in this page."
+        return "All rollouts are in this page."
     return (
-        f"This page holds a sample of the rollouts ({'; '.join(words)}): evenly spread, and in every step the prompts with the "
-        "worst-rejected and the most-credited tokens. The curves and the lists of tokens are over all rollouts of a step."
+        f"This page holds a sample of the rollouts ({'; '.join(words)}): evenly spread steps, of each as many prompts as fit, "
+        "those with the worst-rejected and the most-credited tokens first. The lists of tokens are over all rollouts of a step."
     )
 
 

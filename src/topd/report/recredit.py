@@ -10,7 +10,7 @@ from topd.algorithms.base import Algorithm
 from topd.config import AlgorithmConfig
 from topd.errors import ConfigError
 from topd.report.credit_difference import Credited
-from topd.report.stored import StoredStep
+from topd.report.stored_step import StoredStep
 from topd.types import CreditInput
 
 

@@ -21,9 +21,9 @@ from topd import config_file
 from topd.config import AlgorithmConfig
 from topd.errors import ConfigError, RunStopped
 from topd.report.credit_difference import Credited, Histogram, Joint, Row, binned, edges_for, row, sums_of
-from topd.report.explain import spans
 from topd.report.recredit import check_stored, credit_input, credited
-from topd.report.stored import StoredRun, StoredStep, read_run
+from topd.report.stored import StoredRun, read_run, spans
+from topd.report.stored_step import StoredStep
 from topd.run.files import write_json
 
 TOLERANCE = 1e-5

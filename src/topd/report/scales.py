@@ -6,19 +6,20 @@ so that they read on a light and on a dark terminal; what is close to 0 has the 
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from rich.style import Style
 
-from topd.report.stored import Numbers
+from topd.report.stored_step import Numbers
 
 _ABOVE = tuple(Style(color="#ffffff", bgcolor=tone) for tone in ("#5f6f86", "#3f68a8", "#1f5fc4", "#0047d0"))
 _BELOW = tuple(Style(color="#000000", bgcolor=tone) for tone in ("#a39584", "#c99b5c", "#e8922a", "#ff8000"))
 _PARTS = (1 / 128, 1 / 32, 1 / 8, 1 / 2)
 _PLAIN = Style()
+
+SMALLEST = 0.01
 
 NEAR_ZERO = 0.0005
 """What is closer to 0 is written as 0.000."""
@@ -41,12 +42,13 @@ class Scale:
 
 
 def scale_of(streams: Iterable[Numbers]) -> Scale:
-    """The scale of some tokens: its strongest tone begins at half of their largest finite |value|."""
-    largest = 0.0
+    """The scale of some tokens: its strongest tone begins at half of their largest finite |value|, or of SMALLEST if that is
+    larger: where nothing is notable, nothing glows."""
+    largest = SMALLEST
     for values in streams:
         finite = np.abs(values[np.isfinite(values)])
         largest = max(largest, float(finite.max()) if finite.size else 0.0)
-    return Scale(steps=tuple(float(f"{(largest or 1.0) * part:.1g}") for part in _PARTS))
+    return Scale(steps=tuple(float(f"{largest * part:.1g}") for part in _PARTS))
 
 
 def signed(value: float | None) -> str:
@@ -65,21 +67,3 @@ def ratio(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return signed(value)
     return f"{value:.0e}" if 0 < value < NEAR_ZERO else signed(value).removeprefix("+")
-
-
-_READ_WITH = {
-    "alpha": ("reward", ("proximal",)),
-    "reward_bound": ("reward", ("clipped", "floor")),
-    "reward_power": ("reward", ("power",)),
-    "discount": ("returns", ("discounted",)),
-}
-
-
-def settings_in_use(algorithm: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of an `[algorithm]` table but `type`, without those that its other keys leave unread."""
-
-    def is_read(key: str) -> bool:
-        other, values = _READ_WITH.get(key, ("", ()))
-        return other not in algorithm or algorithm[other] in values
-
-    return {key: value for key, value in algorithm.items() if key != "type" and is_read(key)}

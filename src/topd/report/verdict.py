@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from topd.report.stored import StoredRun, StoredStep, number
+from topd.report.stored import StoredRun, number
+from topd.report.stored_step import StoredStep
 from topd.run.catalogue import NAMES
 from topd.run.healthy import HEALTHY, of_case
 

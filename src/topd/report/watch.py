@@ -47,7 +47,7 @@ def state(paths: Sequence[Path]) -> str:
 class Pages:
     """The newest page of some run folders. Used by several threads."""
 
-    def __init__(self, paths: Sequence[Path], make: Callable[[], str]) -> None:
+    def __init__(self, paths: Sequence[Path], make: Callable[[str], str]) -> None:
         self._paths = paths
         self._make = make
         self._lock = threading.Lock()
@@ -62,7 +62,7 @@ class Pages:
             if not self._page or (now != self._state and time.monotonic() >= self._next):
                 began = time.monotonic()
                 try:
-                    self._page = self._make()
+                    self._page = self._make(now)
                 except (TopdError, OSError):  # half a folder, or none for the moment: what was shown before still stands
                     if not self._page:
                         raise
@@ -128,9 +128,9 @@ def make_server(
 
     folders = [Path(path).expanduser() for path in dict.fromkeys(map(str, paths))]
 
-    def make() -> str:
+    def make(now: str) -> str:
         runs = [read_run(path) for path in folders]
-        return render(runs, max_tokens=max_tokens, steps=steps, watch=SECONDS)
+        return render(runs, max_tokens=max_tokens, steps=steps, watch=SECONDS, state=now)
 
     for path in folders:
         read_run(path)

@@ -1,0 +1,120 @@
+"""What the credit of a run is: its streams with their units, its floor, and the tokens that stand out by it.
+
+Told by the keys of the run's `[algorithm]` table and by what its rollouts hold; no algorithm is named or imported here.
+"""
+
+import heapq
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from topd.report.stored import StoredRun
+from topd.report.stored_step import StoredStep
+
+COLORS = ("log_ratio", "reward", "return", "advantage")
+"""Streams that tokens are coloured by."""
+
+NUM_EXTREMES = 10
+"""Length of the lists of worst-rejected and most-credited tokens of a step."""
+
+_READ_WITH = {
+    "alpha": ("reward", ("proximal",)),
+    "reward_bound": ("reward", ("clipped", "floor")),
+    "reward_power": ("reward", ("power",)),
+    "discount": ("returns", ("discounted",)),
+}
+
+_NORMALIZED = {"group_tokens": "group std", "group_rollouts": "group std", "batch_tokens": "batch std"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """One number per token: what it is called, its unit, and what it means."""
+
+    key: str
+    label: str
+    unit: str
+    meaning: str
+
+
+def streams_of(run: StoredRun, *, has_teacher: bool) -> tuple[Stream, ...]:
+    """COLORS with the units that they have under the run's own settings. `has_teacher`: its rollouts were scored by one."""
+    algorithm = algorithm_of(run)
+    reward = "grade" if not has_teacher else "probability" if algorithm.get("reward") == "power" else "nats"
+    by_default = "group std" if "std_floor" in algorithm else reward if has_teacher else "weight"
+    normalize = algorithm.get("normalize")
+    advantage = by_default if normalize is None else _NORMALIZED.get(str(normalize), reward)
+    units = ("nats", reward, reward, advantage)
+    labels = ("log-ratio", "reward", "return", "advantage")
+    meanings = (
+        "log-prob of the teacher minus that of the student",
+        "what the token itself earns",
+        "the reward, with the credit for what followed",
+        "the return, as the update weighs it",
+    )
+    rows = zip(COLORS, labels, units, meanings, strict=True)
+    return tuple(Stream(key=key, label=label, unit=unit, meaning=meaning) for key, label, unit, meaning in rows)
+
+
+def algorithm_of(run: StoredRun) -> Mapping[str, Any]:
+    """The run's `[algorithm]` table; empty if it has none."""
+    table = run.setting("algorithm")
+    return table if isinstance(table, Mapping) else {}
+
+
+def floor_of(run: StoredRun) -> tuple[float, str] | None:
+    """The lowest reward that the run's credit can give, and how it comes about; None if there is none."""
+    reward, alpha, bound = (run.setting(f"algorithm.{key}") for key in ("reward", "alpha", "reward_bound"))
+    match reward:
+        case "proximal" if isinstance(alpha, float | int) and 0 < alpha < 1:
+            return math.log1p(-alpha), f"log(1 - alpha) with alpha = {alpha:g}"
+        case "clipped" | "floor" if isinstance(bound, float | int):
+            return -float(bound), f"-reward_bound = {-bound:g}"
+        case "power":
+            return -1.0, "a difference of two powers of probabilities"
+    return None
+
+
+def settings_in_use(algorithm: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of an `[algorithm]` table but `type`, without those that its other keys leave unread."""
+
+    def is_read(key: str) -> bool:
+        other, values = _READ_WITH.get(key, ("", ()))
+        return other not in algorithm or algorithm[other] in values
+
+    return {key: value for key, value in algorithm.items() if key != "type" and is_read(key)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extreme:
+    """A token that stands out in its step; `value` is the number it stands out by."""
+
+    group: int
+    rollout: int
+    token: int
+    token_id: int
+    value: float
+
+
+def extremes(step: StoredStep, stream: str, *, lowest: bool, count: int = NUM_EXTREMES) -> list[Extreme]:
+    """The tokens of a whole step with the lowest (or highest) numbers of a stream, the most extreme and the earlier first."""
+    pick = heapq.nsmallest if lowest else heapq.nlargest
+    return pick(count, _candidates(step, stream, lowest, count), key=lambda extreme: extreme.value)
+
+
+def _candidates(step: StoredStep, stream: str, lowest: bool, count: int) -> Iterator[Extreme]:
+    for group in step.groups:
+        for rollout in group.rollouts:
+            values = rollout.streams.get(stream)
+            if values is None or not len(values):
+                continue
+            known = np.flatnonzero(~np.isnan(values))
+            near = known[np.argsort(values[known] if lowest else -values[known], kind="stable")[:count]]
+            for token in near.tolist():
+                ids = rollout.token_ids
+                yield Extreme(
+                    group=group.index, rollout=rollout.index, token=token, token_id=ids[token], value=float(values[token])
+                )
