@@ -40,7 +40,7 @@ def byte_level() -> PreTrainedTokenizerFast:
     trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, special_tokens=["<eos>"], show_progress=False)
     backend.train_from_iterator([*TEXTS, "hello world, hello words"] * 3, trainer)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>")
-    tokenizer.add_tokens(["<think> x", AddedToken("é漢", special=False)])
+    tokenizer.add_tokens(["<think> x", AddedToken("né", special=False)])
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
     return tokenizer
 
@@ -96,12 +96,12 @@ def test_every_byte_has_an_entry_of_its_own(of_bytes, of_pieces) -> None:
 
 def test_added_tokens_are_what_they_say_and_only_marks_of_the_format_are_special(of_bytes) -> None:
     tokenizer, found = of_bytes
-    expected = {"<think> x": False, "é漢": False, "<|im_start|>": True, "<eos>": True}
+    expected = {"<think> x": False, "né": False, "<|im_start|>": True, "<eos>": True}
     assert {text: found[tokenizer.convert_tokens_to_ids(text)] for text in expected} == {
         text: (text.encode(), special) for text, special in expected.items()
     }
     assert sum(special for _, special in found.values()) == 2
-    assert joined(tokenizer, found, "a<|im_start|>é漢 <think> x") == "a<|im_start|>é漢 <think> x".encode()
+    assert joined(tokenizer, found, "a<|im_start|>né <think> x") == "a<|im_start|>né <think> x".encode()
 
 
 def test_entries_stand_in_the_order_of_their_ids_and_are_all_there(of_bytes) -> None:

@@ -88,6 +88,9 @@ def test_head_says_what_get_would(folder: Path) -> None:
         status, headers, body = ask("/", "HEAD")
         assert (status, body) == (200, "")
         assert int(headers["Content-Length"]) == len(ask()[2].encode())
+        with socket.create_connection((HOST, ask.port), timeout=30) as raw:
+            raw.sendall(f"HEAD /state HTTP/1.1\r\nHost: {HOST}:{ask.port}\r\nConnection: close\r\n\r\n".encode())
+            assert raw.makefile("rb").read().endswith(b"\r\n\r\n")
 
 
 @pytest.mark.parametrize("path", ["/x", "/state/", "/../etc/passwd", "/config.toml", "/%2e%2e/config.toml"])
