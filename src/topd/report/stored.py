@@ -97,11 +97,12 @@ class StoredRun:
 
 def read_run(path: Path | str) -> StoredRun:
     """Raises ConfigError if the folder is not there or holds no run."""
+    is_empty = path == ""
     path = Path(path).expanduser()
     if path.is_file():
         raise ConfigError(f"'{path}' is a file. Give the run folder, which it may be in: '{path.parent}'.")
-    if str(path) == "." or not path.is_dir():
-        raise ConfigError(f"there is no run folder at '{path}'. Give the run.directory of a run.")
+    if is_empty or not path.is_dir():
+        raise ConfigError(f"there is no run folder at '{'' if is_empty else path}'. Give the run.directory of a run.")
     if not (path / "config.toml").is_file():
         raise ConfigError(
             f"'{path}' holds no config.toml: it is no run folder, or its run has not begun yet. Give the run.directory of a run."
