@@ -85,7 +85,7 @@ def _notes(chart: Chart, runs: Sequence[_Shown]) -> str:
         styles = ("thin", "thin", "thick") if chart.band else _DASH_WORDS
         words.append(", ".join(f"{style}: {name}" for style, name in zip(styles, chart.lines.values(), strict=False)) + ".")
     if (every := max(run.every for run in runs)) > 1:
-        words.append(f"Of long runs every {every}th step is drawn.")
+        words.append(f"Of long runs one in {every} steps is drawn.")
     return " ".join(words)
 
 

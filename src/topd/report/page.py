@@ -240,7 +240,8 @@ def _best(pass_at: Any) -> str:
     of_k = found.get(k)
     if not isinstance(of_k, Mapping) or (value := number(of_k.get("value"))) is None:
         return "-"
-    ends = [number(end) for end in of_k.get("ci95") or ()]
+    found_ends = of_k.get("ci95")
+    ends = [number(end) for end in found_ends] if isinstance(found_ends, list) else []
     interval = f", {ends[0]:.1%} to {ends[1]:.1%}" if len(ends) == 2 and None not in ends else ""
     return f"{value:.1%} (k = {k}{interval})"
 
