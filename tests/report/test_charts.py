@@ -11,13 +11,16 @@ from plotly.utils import PlotlyJSONEncoder
 
 from tests.report.folders import VECTOR, write_evaluations, write_metrics, write_run
 from topd.report.chart_table import CHARTS, PER_TEACHER
-from topd.report.charts import AXES, axes, charts
+from topd.report.charts import AXES, MAX_POINTS, axes, charts
 from topd.report.stored import read_run
 from topd.run.catalogue import METRICS, NAMES, declared_name
 
 Entry = dict[str, Any]
 UNITS = {metric.name: metric.unit for metric in METRICS}
 PER_TEACHER_NAMES = ("gap", "reward", "groups", "dropped_groups")
+WORDED = {"s": "seconds", "norm": "norm of the gradient", "rate": "learning rate", "count": "number", "score": "score in [0, 1]"}
+"""Units that an axis names at greater length."""
+
 HOSTILE = "<img src=x onerror=alert(1)>"
 
 
@@ -121,7 +124,11 @@ def test_a_band_lies_between_its_percentiles_and_its_words_are_of_the_median(tmp
     assert (low["y"], high["y"], median["y"]) == ([0.5, 0.25], [2.0, 4.0], [1.0, 1.125])
     assert (low.get("fill"), high["fill"], median.get("fill")) == (None, "tonexty", None)
     assert [trace["showlegend"] for trace in (low, high, median)] == [False, False, True]
-    assert entry["summary"] == "1 at step 1, 1.125 at step 2."
+    assert entry["summary"].split("; ") == [
+        "1st percentile 0.5 at step 1, 0.25 at step 2",
+        "99th percentile 2 at step 1, 4 at step 2",
+        "median 1 at step 1, 1.125 at step 2.",
+    ]
 
 
 def test_phases_add_up_to_the_step(tmp_path: Path) -> None:
@@ -197,8 +204,24 @@ def test_zeros_are_drawn_unless_they_mean_that_nothing_happened(tmp_path: Path, 
 
 def test_nothing_to_show_gives_no_chart(tmp_path: Path) -> None:
     empty = run_of(tmp_path / "empty", [])
-    assert charts([empty]) == charts([]) == charts([run_of(tmp_path / "x", [{"unknown": 1}, {"reward/mean": None}])]) == []
+    assert charts([empty]) == charts([]) == charts([run_of(tmp_path / "x", [{}, {"reward/mean": None}])]) == []
     assert axes([empty]) == [{"step": [], "updates": [], "tokens": [], "hours": []}]
+
+
+def test_metrics_of_another_version_are_drawn_as_well(tmp_path: Path) -> None:
+    entry = by_id(charts([run_of(tmp_path / "run", [{"new/metric": 1.5, "words": "x"}, {"new/metric": 2.5}])]))["other-0"]
+    assert (entry["section"], entry["title"], entry["unit"]) == ("Other", "new/metric", "unknown")
+    assert table(entry, "run") == [[1, 1.5], [2, 2.5]]
+
+
+def test_of_very_long_runs_some_steps_are_drawn_the_last_among_them(tmp_path: Path) -> None:
+    values = [float(i) for i in range(3 * MAX_POINTS)]
+    entry = by_id(charts([run_of(tmp_path / "run", [{"reward/mean": value} for value in values])]))["reward"]
+    [trace] = traces(entry)
+    assert trace["y"] == [*values[::3], values[-1]]
+    assert trace["x"] == [value + 1 for value in trace["y"]]
+    assert table(entry, "run") == [[x, y] for x, y in zip(trace["x"], trace["y"], strict=True)]
+    assert entry["note"] == "Of long runs one in 3 steps is drawn."
 
 
 def test_charts_of_several_teachers(tmp_path: Path) -> None:
@@ -221,7 +244,7 @@ def test_every_figure_names_its_axes_with_units(tmp_path: Path, several: bool) -
     for entry in entries:
         layout = entry["figure"]["layout"]
         assert layout["xaxis"]["title"]["text"] == "step"
-        assert layout["yaxis"]["title"]["text"] == entry["unit"]
+        assert layout["yaxis"]["title"]["text"] == WORDED.get(entry["unit"], entry["unit"])
         assert entry["unit"]
         assert entry["title"]
         assert entry["section"] in ("Result", "Teacher", "Update", "Completions", "Speed")

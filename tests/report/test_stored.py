@@ -17,7 +17,7 @@ import pytest
 
 import topd
 from tests.e2e.tiny import tiny_config
-from tests.report.folders import VECTOR, update, write_run, write_step, write_updates
+from tests.report.folders import VECTOR, update, write_metrics, write_run, write_step, write_updates
 from tests.report.folders import row as row_of
 from topd.errors import ConfigError
 from topd.report.stored import StoredRun, names, number, read_run
@@ -156,7 +156,7 @@ def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
     assert (run.summary, run.environment, run.finished, run.planned_steps) == (None, {}, False, 3)
     assert run.problems == []
     assert run.vocabulary() == {}
-    assert "vocabulary.parquet could not be read" in run.problems[0]
+    assert run.problems[0].startswith("vocabulary.parquet is not there")
 
 
 def test_an_interrupted_run_is_not_finished(trained: Path, tmp_path: Path) -> None:
@@ -173,8 +173,16 @@ def test_an_interrupted_run_is_not_finished(trained: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize("make", [lambda path: None, Path.mkdir, lambda path: path.write_text("")], ids=["none", "empty", "file"])
 def test_what_is_no_run_is_refused(tmp_path: Path, make: Any) -> None:
     make(tmp_path / "x")
-    with pytest.raises(ConfigError, match=r"run\.directory of a run"):
+    with pytest.raises(ConfigError, match=r"Give the run(\.directory of a run| folder)"):
         read_run(tmp_path / "x")
+
+
+def test_no_name_is_not_the_folder_one_is_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an unset variable of a shell gives it."""
+    monkeypatch.chdir(folder)
+    assert read_run(".").name == "run"
+    with pytest.raises(ConfigError, match="there is no run folder at ''"):
+        read_run("")
 
 
 def test_a_tilde_is_the_home_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,16 +197,43 @@ def test_lines_that_are_damaged_are_left_out_and_named(folder: Path, name: str) 
     (folder / name).write_bytes(
         f"{lines[0]}\n{lines[1][:20]}\n".encode() + b"\xff\xfe\n[1]\n" + f"{lines[2]}\n".encode() + b'{"st'
     )
+    write_step(folder, {"a": VECTOR}, step=3)
     run = read_run(folder)
     assert [row["step"] for row in (run.metrics if name == "metrics.jsonl" else run.evaluations)] == [1, 3]
     assert run.problems == [f"{name}, line {line} is damaged and was left out" for line in (2, 3, 4)]
 
 
-@pytest.mark.parametrize("line", ['{"reward/mean": 1}', '{"step": "1"}', '{"step": true}', '{"step": 1.5}', '{"step": null}'])
+@pytest.mark.parametrize(
+    "line", ['{"reward/mean": 1}', '{"step": "1"}', '{"step": true}', '{"step": 1.5}', '{"step": null}', '{"step": 0}']
+)
 def test_metrics_without_a_step_are_left_out_and_named(folder: Path, line: str) -> None:
-    (folder / "metrics.jsonl").write_text(line + '\n{"step": 2}\n')
-    assert read_run(folder).metrics == ({"step": 2},)
+    (folder / "metrics.jsonl").write_text(line + '\n{"step": 1, "x": 2}\n')
+    assert read_run(folder).metrics == ({"step": 1, "x": 2},)
     assert problem(folder) == "a line of metrics.jsonl names no step and was left out"
+
+
+def test_metrics_are_in_the_order_of_their_steps_and_the_last_line_of_a_step_counts(folder: Path) -> None:
+    write_step(folder, {"a": VECTOR}, step=2)
+    write_metrics(folder, [{"step": 2, "x": 1}, {"step": 1, "x": 2}, {"step": 2, "x": 3}])
+    assert read_run(folder).metrics == ({"step": 1, "x": 2}, {"step": 2, "x": 3})
+    assert problem(folder) == "metrics.jsonl holds step 2 twice; the last line counts"
+
+
+def test_steps_without_their_rollouts_are_named(folder: Path) -> None:
+    write_metrics(folder, [{"step": step} for step in (1, 2, 3, 4, 7)])
+    assert problem(folder) == "rollouts of 4 of 5 recorded steps are not there (steps 2 to 4, 7)"
+
+
+def test_a_finished_run_without_metrics_or_evaluations_has_those_of_its_summary(folder: Path) -> None:
+    table = {"base": EVALUATION, "student": {**EVALUATION, "step": 4}, "teacher": {"model": "teacher"}, "best": 3}
+    (folder / "summary.json").write_text(json.dumps({"steps": 2, "benchmarks": {"held": table, "other": 3}}))
+    run = read_run(folder)
+    assert run.finished
+    assert run.evaluations == (EVALUATION, {**EVALUATION, "step": 4})
+    assert run.problems == [
+        "evals.jsonl is not there, or empty: the evaluations are those of summary.json",
+        "metrics.jsonl is not there, or empty, although the run is finished",
+    ]
 
 
 @pytest.mark.parametrize(

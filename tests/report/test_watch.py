@@ -215,7 +215,7 @@ def test_whatever_a_changing_folder_does_the_last_page_stands(
     monkeypatch.setattr(watch, "_SPARE", 0.0)
     answers: list[Any] = ["first", error, "third"]
 
-    def make() -> str:
+    def make(now: str) -> str:
         answer = answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
@@ -236,7 +236,8 @@ def test_a_page_is_made_anew_at_most_every_so_often(folder: Path, monkeypatch: p
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     made: list[float] = []
 
-    def make() -> str:
+    def make(found: str) -> str:
+        assert found == state([folder])
         made.append(now[0])
         now[0] += 2.0
         return f"page {len(made)}"
@@ -258,7 +259,7 @@ def test_a_page_is_made_anew_at_most_every_so_often(folder: Path, monkeypatch: p
 def test_many_who_ask_at_once_get_one_page(folder: Path) -> None:
     made: list[int] = []
 
-    def make() -> str:
+    def make(now: str) -> str:
         time.sleep(0.05)
         made.append(1)
         return "page"
@@ -279,7 +280,7 @@ def test_several_runs_and_the_options_reach_the_page(folder: Path, tmp_path: Pat
     monkeypatch.setenv("HOME", str(tmp_path))
     seen: dict[str, Any] = {}
 
-    def render(runs: Any, **options: Any) -> str:
+    def render(runs: Any, *, state: str, **options: Any) -> str:
         seen.update(options, runs=[run.path for run in runs])
         return "page"
 
