@@ -12,7 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 
-from topd.cli_options import DEFAULT_TOKEN_ENV, explain_options, report_options, serve_options
+from topd.cli_options import DEFAULT_TOKEN_ENV, REPORT_PORT, explain_options, report_options, rescore_options, serve_options
 
 EXIT_INTERRUPTED = 130
 EXIT_STOPPED = 3
@@ -131,8 +131,7 @@ def _probe(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
 def _serve(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     from topd.errors import ConfigError
 
-    if rest:
-        raise ConfigError(f"topd serve does not know {rest[0]}. `topd serve --help` lists its options.")
+    _nothing_more("serve", rest)
     try:
         from topd.serve.server import ServeOptions, serve
     except ImportError as error:
@@ -146,11 +145,9 @@ def _serve(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
 
 
 def _explain(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
-    from topd.errors import ConfigError
     from topd.report.explain import explain
 
-    if rest:
-        raise ConfigError(f"topd explain does not know {rest[0]}. `topd explain --help` lists its options.")
+    _nothing_more("explain", rest)
     names = ("step", "group", "rollout", "color", "tokens")
     explain(arguments.run, **{name: getattr(arguments, name) for name in names})
     return 0
@@ -161,24 +158,36 @@ def _report(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     from topd.report.page import write
     from topd.report.watch import watch
 
-    if rest:
-        raise ConfigError(f"topd report does not know {rest[0]}. `topd report --help` lists its options.")
+    _nothing_more("report", rest)
+    options = {"max_tokens": arguments.tokens, "steps": arguments.steps}
+    options = {name: value for name, value in options.items() if value is not None}
     if arguments.watch:
         if arguments.output is not None:
             raise ConfigError("--output would be ignored with --watch, which serves the page. Remove one of the two.")
-        watch(arguments.runs, port=arguments.port, max_tokens=arguments.tokens, steps=arguments.steps)
+        watch(arguments.runs, port=REPORT_PORT if arguments.port is None else arguments.port, **options)
         return 0
-    path = write(arguments.runs, arguments.output, max_tokens=arguments.tokens, steps=arguments.steps)
+    if arguments.port is not None:
+        raise ConfigError("--port would be ignored without --watch. Add --watch, or remove it.")
+    path = write(arguments.runs, arguments.output, **options)
     print(f"report     {path}  ({path.stat().st_size / 1e6:.1f} MB)")
     return 0
 
 
+def _nothing_more(verb: str, rest: Sequence[str]) -> None:
+    """Raise ConfigError for words that a verb without settings does not take."""
+    from topd.errors import ConfigError
+
+    if rest:
+        word = rest[0]
+        remedy = "It takes one run folder." if verb == "explain" and not word.startswith("-") else f"See `topd {verb} --help`."
+        raise ConfigError(f"topd {verb} does not know '{word}'. {remedy}")
+
+
 def _rescore(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
-    from topd.report.rescore import parse_steps, rescore
+    from topd.report.rescore import rescore
     from topd.report.rescore_table import show
 
-    steps = None if arguments.steps is None else parse_steps(arguments.steps)
-    show(arguments.run, rescore(arguments.run, rest, steps=steps, name=arguments.name))
+    show(arguments.run, rescore(arguments.run, rest, steps=arguments.steps, name=arguments.name))
     return 0
 
 
@@ -236,12 +245,9 @@ def _parser() -> argparse.ArgumentParser:
     serve_options(verb("serve", _serve, "Serve a model over HTTP: log-probs and completions, in vLLM's forms.", SERVE_EPILOG))
     report_options(verb("report", _report, "One HTML file: result, health, curves, comparison and tokens.", REPORT_EPILOG))
     explain_options(verb("explain", _explain, "One group of a run, token by token, in the terminal.", EXPLAIN_EPILOG))
-    rescored = verb(
-        "rescore", _rescore, "Other credit over a run's stored rollouts, without sampling or scoring.", RESCORE_EPILOG
+    rescore_options(
+        verb("rescore", _rescore, "Other credit over a run's stored rollouts, without sampling or scoring.", RESCORE_EPILOG)
     )
-    rescored.add_argument("run", metavar="RUN", help="a run folder: finished, running or interrupted")
-    rescored.add_argument("--steps", metavar="N,N,...", help="the steps (all that are stored)")
-    rescored.add_argument("--name", help="name of the file in RUN/rescores (made of the settings)")
     resolved = verb("config", _config, "Print the resolved configuration, or the list of all keys.")
     resolved.add_argument("config", metavar="CONFIG", nargs="?", help=config_help)
     resolved.add_argument("--keys", action="store_true", help="list every key with its meaning and default")

@@ -3,6 +3,7 @@
 import argparse
 
 DEFAULT_TOKEN_ENV = "TOPD_SERVE_TOKEN"
+REPORT_PORT = 8400
 
 
 def report_options(report: argparse.ArgumentParser) -> None:
@@ -11,11 +12,9 @@ def report_options(report: argparse.ArgumentParser) -> None:
     report.add_argument(
         "--watch", action="store_true", help="serve the page on this machine and refresh it while the run goes on"
     )
-    report.add_argument("--port", type=int, default=8400, metavar="N", help="port of --watch; 0 picks a free one (%(default)s)")
-    report.add_argument(
-        "--tokens", type=_positive, default=60_000, metavar="N", help="tokens of rollouts that the page holds (%(default)s)"
-    )
-    report.add_argument("--steps", type=_steps, metavar="N,N", help="whose rollouts the page holds (an even spread)")
+    report.add_argument("--port", type=int, metavar="N", help=f"port of --watch; 0 picks a free one ({REPORT_PORT})")
+    report.add_argument("--tokens", type=_positive, metavar="N", help="tokens of rollouts that the page holds (100000)")
+    report.add_argument("--steps", type=_steps, metavar="N,N,...", help="whose rollouts the page holds (an even spread)")
 
 
 def _positive(text: str) -> int:
@@ -25,7 +24,16 @@ def _positive(text: str) -> int:
 
 
 def _steps(text: str) -> list[int]:
-    return [_positive(part) for part in text.split(",")]
+    parts = text.split(",")
+    if not all(part.isdigit() and len(part) < 10 and int(part) for part in parts):
+        raise argparse.ArgumentTypeError(f"must be numbers from 1 with commas between them, such as 1,8,16; found {text!r}")
+    return sorted({int(part) for part in parts})
+
+
+def rescore_options(rescore: argparse.ArgumentParser) -> None:
+    rescore.add_argument("run", metavar="RUN", help="a run folder: finished, running or interrupted")
+    rescore.add_argument("--steps", type=_steps, metavar="N,N,...", help="the steps (all that are stored)")
+    rescore.add_argument("--name", help="name of the file in RUN/rescores (made of the settings and the steps)")
 
 
 def explain_options(explain: argparse.ArgumentParser) -> None:

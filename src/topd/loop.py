@@ -17,7 +17,6 @@ from topd.errors import ConfigError, RunStopped, first_line
 from topd.eval.benchmark import Benchmark, evaluate_engine, sampling_params
 from topd.models.export import export
 from topd.models.vocabulary import entries
-from topd.report import page
 from topd.rollout.ahead import Ahead
 from topd.rollout.engine import Engine, SamplingParams
 from topd.run import checkpoint, rollouts, vocabulary
@@ -293,6 +292,8 @@ class Run:
 
     def report(self) -> None:
         """Write report.html. A run that is done does not fail for its picture."""
+        from topd.report import page  # plotly is loaded for this alone
+
         try:
             page.write([self.directory.path])
         except Exception as error:  # whatever it is: `topd report` tells it again, and nothing is lost

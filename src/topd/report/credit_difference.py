@@ -21,6 +21,25 @@ _OUTER = 0.5
 """Percent of the first step's advantages that lie outside the bins on each side; the outermost bins count them and all others."""
 
 
+PAIRS = {
+    "reward_mean": "mean token reward",
+    "reward_std": "std of the token rewards",
+    "floor_share": "tokens within 10 % of the reward's floor",
+    "mean_abs_advantage": "mean |advantage|",
+    "top_share": "|advantage| held by the top 1 % of tokens",
+    "silent_groups": "groups without signal",
+}
+"""What a Row says of both credits."""
+
+SINGLES = {
+    "pearson": "correlation of the advantages (Pearson)",
+    "spearman": "correlation of their ranks (Spearman)",
+    "cosine": "cosine of the two as weights of gradients",
+    "sign_changes": "tokens whose advantage changes sign",
+}
+"""What a Row says of the two together."""
+
+
 class OldNew(TypedDict):
     old: float | None
     new: float | None
@@ -104,7 +123,6 @@ def sums_of(old: Credited, new: Credited, *, groups: int) -> tuple[Sums, np.ndar
 def _side_sums(side: Credited, both: np.ndarray[Any, np.dtype[np.bool_]]) -> dict[str, float]:
     reward, advantage, floor = side.reward[both], side.advantage[both], side.floor[both]
     size = np.abs(advantage)
-    top = math.ceil(TOP_SHARE * len(size))
     has_floor = np.isfinite(floor) & (floor < 0)
     return {
         "reward": float(reward.sum()),
@@ -114,9 +132,15 @@ def _side_sums(side: Credited, both: np.ndarray[Any, np.dtype[np.bool_]]) -> dic
         "a": float(advantage.sum()),
         "aa": float(advantage @ advantage),
         "size": float(size.sum()),
-        "top": float(np.partition(size, len(size) - top)[len(size) - top :].sum()) if top else 0.0,
+        "top": top_sum(size)[1],
         "silent": float(side.silent_groups),
     }
+
+
+def top_sum(size: Values) -> tuple[int, float]:
+    """How many the largest TOP_SHARE of some numbers are, and their sum."""
+    top = math.ceil(TOP_SHARE * len(size))
+    return top, float(np.partition(size, len(size) - top)[len(size) - top :].sum()) if top else 0.0
 
 
 def row(sums: Sums, step: int | None) -> Row:

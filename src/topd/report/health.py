@@ -13,6 +13,7 @@ import numpy as np
 
 from topd.report import health_learning, health_service
 from topd.report.credit import floor_of
+from topd.report.credit_difference import TOP_SHARE, top_sum
 from topd.report.health_learning import AGREED, CHANGE
 from topd.report.stored import StoredRun, number
 from topd.report.stored_step import Numbers, StoredStep
@@ -47,7 +48,6 @@ WELCOMED = 1.0
 MIN_ENDS = 20
 """Fewer end tokens show no pattern."""
 
-TOP = 0.01
 CONCENTRATED = 0.4
 RULED = 0.6
 """Shares of all |advantage| that the top 1 % of tokens hold. In runs that learn: 0.08 to 0.22 with a floor, to 0.48 without."""
@@ -74,14 +74,14 @@ def state(watched: Watched) -> Iterator[Verdict]:
         words = f"{done} recorded; from {MIN_STEPS} steps on something can be said about changes."
         yield judged("note", "Too few steps to judge", words)
     if run.problems:
-        words = f"{len(run.problems)} parts of the run folder could not be read and were left out: {run.problems[0]}."
-        evidence = [Evidence(label="unreadable", value=problem) for problem in run.problems]
-        yield judged("warning", "Parts of the run folder are damaged", words, evidence=evidence)
+        words = f"What could not be read was left out: {run.problems[0]}" + (", and more." if len(run.problems) > 1 else ".")
+        evidence = [Evidence(label="noted", value=problem) for problem in run.problems]
+        yield judged("warning", "Parts of the run folder are missing or damaged", words, evidence=evidence)
     of = f" of {planned}" if planned is not None else ""
     if run.finished:
         yield judged("good", "The run is finished", f"{done}{of} steps are recorded, and its summary is there.")
     else:
-        words = f"{done}{of} steps are recorded and there is no summary of all: it is still going on, or it was stopped."
+        words = f"{done}{of} steps are recorded: it is still going on, or it was stopped."
         yield judged("note", "The run is not finished", words, advice="If it was stopped, go on with run.resume = true.")
 
 
@@ -183,14 +183,14 @@ def concentration(watched: Watched) -> Iterator[Verdict]:
     if not watched.sampled:
         return
     size = np.abs(np.concatenate(_split(watched, "advantage")).astype(np.float64))
-    size = np.sort(size[np.isfinite(size)])[::-1]
-    count = int(TOP * len(size))
-    if not count or not size.sum() > 0:
+    size = size[np.isfinite(size)]
+    count, held = top_sum(size)
+    if not held > 0:
         return
-    share = float(size[:count].sum() / size.sum())
-    words = f"The {count:,} tokens ({percent(TOP)} of {len(size):,} in {_where(watched)}) with the largest advantages hold "
+    share = float(held / size.sum())
+    words = f"The {count:,} tokens ({percent(TOP_SHARE)} of {len(size):,} in {_where(watched)}) with the largest advantages hold "
     words += f"{percent(share)} of all credit."
-    evidence = [Evidence(label="largest |advantage|", value=figure(float(size[0])))]
+    evidence = [Evidence(label="largest |advantage|", value=figure(float(size.max())))]
     advice = "Read them in the token view. A reward with a floor (algorithm.reward, algorithm.alpha) or a larger "
     advice += "rollout.group_size spreads credit."
     if share > RULED:
@@ -251,9 +251,15 @@ def movement(watched: Watched) -> Iterator[Verdict]:
     if not (updates is not None and updates > 1 and len(clip) and len(low) and len(high)):
         return
     names = ("ratio/clip_share", "ratio/p01", "ratio/p99")
-    words = f"Over {span(clip.range)} the median share of clipped tokens is {percent(clip.median)}, and 98 % of the importance "
+    words = (
+        f"In the median step of {span(clip.range)}, {percent(clip.median)} of the tokens are clipped, and 98 % of the importance "
+    )
     words += f"ratios lie in {figure(low.median)} to {figure(high.median)} ({figure(updates)} updates a step)."
-    evidence = tuple(medians(watched, *names, "train/grad_norm", "train/learning_rate"))
+    whole = [
+        Evidence(label=f"median {name}", value=figure(x.median), steps=x.range)
+        for name, x in zip(names, (clip, low, high), strict=True)
+    ]
+    evidence = (*whole, *medians(watched, *names, "train/grad_norm", "train/learning_rate"))
     gap, over = watched.usual("teacher/gap"), watched.change("teacher/gap")
     still = abs(low.usual.median - 1) <= STILL and abs(high.usual.median - 1) <= STILL and not clip.usual.median
     out = [name for name, x in zip(names, (clip, low, high), strict=True) if not HEALTHY[name].holds(x.median)]

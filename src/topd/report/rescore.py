@@ -86,7 +86,7 @@ def rescore(
     run = read_run(path)
     given = _given(overrides)
     old, new = _settings(run, given)
-    name = _name(given, name)
+    name = _name(given, steps, name)
     work = _Comparison(run, old, new)
     for number in _chosen(run, steps):
         if (stored := run.step(number)) is not None and any(group.num_tokens for group in stored.groups):
@@ -145,7 +145,7 @@ def _algorithm(table: Mapping[str, Any], where: str = "") -> AlgorithmConfig:
     return config
 
 
-def _name(given: Mapping[str, Any], name: str | None) -> str:
+def _name(given: Mapping[str, Any], steps: Sequence[int] | None, name: str | None) -> str:
     """A file name. A name that was asked for is refused rather than changed."""
     if name is not None:
         if not re.fullmatch(r"[\w=+,-][\w.=+,-]{0,99}", name, re.ASCII):
@@ -155,14 +155,9 @@ def _name(given: Mapping[str, Any], name: str | None) -> str:
             )
         return name
     text = ",".join(f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in given.items())
+    if steps is not None:
+        text += f",steps={'+'.join(map(str, steps))}"
     return re.sub(r"[^A-Za-z0-9_.=+,-]", "_", text)[:100]
-
-
-def parse_steps(words: str) -> list[int]:
-    """ "1,8,16" -> [1, 8, 16]. Raises ConfigError for anything else."""
-    if not re.fullmatch(r"\d{1,9}(,\d{1,9})*", words, re.ASCII):
-        raise ConfigError(f"--steps must be numbers with commas between them, such as 1,8,16; found {words!r}.")
-    return sorted({int(word) for word in words.split(",")})
 
 
 def _chosen(run: StoredRun, steps: Sequence[int] | None) -> Sequence[int]:

@@ -8,7 +8,7 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from topd.report.credit_difference import OldNew, Row
+from topd.report.credit_difference import PAIRS, SINGLES, OldNew, Row
 from topd.report.rescore import ChangedToken, Rescore
 from topd.report.scales import ratio, scale_of, signed
 from topd.report.stored import StoredRun, read_run
@@ -73,20 +73,14 @@ def _unsigned(value: float | None) -> str:
     return _decimals(value).removeprefix("+")
 
 
-_PAIRS: tuple[tuple[str, str, Any], ...] = (
-    ("mean token reward", "reward_mean", _decimals),
-    ("std of the token rewards", "reward_std", _unsigned),
-    ("tokens at the floor of the reward", "floor_share", _percent),
-    ("mean |advantage|", "mean_abs_advantage", ratio),
-    ("|advantage| held by the top 1 % of tokens", "top_share", _percent),
-    ("groups without signal", "silent_groups", _whole),
-)
-_SINGLE: tuple[tuple[str, str, Any], ...] = (
-    ("correlation of the advantages (Pearson)", "pearson", _decimals),
-    ("correlation of their ranks (Spearman)", "spearman", _decimals),
-    ("cosine of the two as weights of gradients", "cosine", _decimals),
-    ("tokens whose advantage changes sign", "sign_changes", _percent),
-)
+_FORMS: Mapping[str, Any] = {
+    "reward_mean": _decimals,
+    "reward_std": _unsigned,
+    "mean_abs_advantage": ratio,
+    "silent_groups": _whole,
+    **dict.fromkeys(("floor_share", "top_share", "sign_changes"), _percent),
+    **dict.fromkeys(("pearson", "spearman", "cosine"), _decimals),
+}
 
 
 def _show_overall(console: Console, overall: Row) -> None:
@@ -95,11 +89,12 @@ def _show_overall(console: Console, overall: Row) -> None:
     if overall["compared"] < overall["tokens"]:
         tokens += f" of {overall['tokens']:,}, whose numbers are finite"
     rows: list[list[Text | str]] = []
-    for title, key, form in _PAIRS:
+    for key, title in PAIRS.items():
         pair: OldNew = values[key]
+        form = _FORMS[key]
         over = f"{overall['groups']:,} groups" if key == "silent_groups" else f"{tokens} tokens"
         rows.append([f"{title:<42}", form(pair["old"]), form(pair["new"]), over])
-    rows += [[f"{title:<42}", "", form(values[key]), f"{tokens} tokens"] for title, key, form in _SINGLE]
+    rows += [[f"{title:<42}", "", _FORMS[key](values[key]), f"{tokens} tokens"] for key, title in SINGLES.items()]
     console.print("", Text("all steps", "bold"), sep="\n")
     columns = [
         Column(heading=f"{'':<42}"),
@@ -120,11 +115,11 @@ def _show_steps(console: Console, rows: list[Row]) -> None:
         alike.append(
             [
                 *(str(row["step"]), f"{row['groups']:,}", _whole(silent["old"]), _whole(silent["new"])),
-                *(form(values[key]) for _, key, form in _SINGLE),
+                *(_FORMS[key](values[key]) for key in SINGLES),
                 f"{row['compared']:,}",
             ]
         )
-        pairs = [form(values[key][side]) for _, key, form in _PAIRS if key != "silent_groups" for side in ("old", "new")]
+        pairs = [_FORMS[key](values[key][side]) for key in PAIRS if key != "silent_groups" for side in ("old", "new")]
         each.append([str(row["step"]), *pairs[:-1], Text(f"{pairs[-1]:>6}")])
     headings = ("step", "groups", "silent\nold", "silent\nnew", "Pearson", "Spear-\nman", "cosine", "sign\nchanges", "tokens")
     console.print("", Text("step by step: how alike the two credits are", "bold"), sep="\n")

@@ -9,25 +9,18 @@ import plotly.graph_objects as go
 
 from topd.errors import first_line
 from topd.report.charts import COLORS, figure_of
+from topd.report.credit_difference import PAIRS, SINGLES
 from topd.report.stored import StoredRun
 from topd.report.tokens import Texts, plain, show_text
 
 FORMAT = 1
 
-_BOTH = (
-    ("reward_mean", "mean reward", ".4g"),
-    ("reward_std", "standard deviation of the reward", ".4g"),
-    ("floor_share", "tokens at or near the floor", ".2%"),
-    ("mean_abs_advantage", "mean |advantage|", ".4g"),
-    ("top_share", "credit held by the top 1 % of tokens", ".1%"),
-    ("silent_groups", "groups without signal", ",d"),
-)
-_ONE = (
-    ("pearson", "correlation of the advantages", ".4f"),
-    ("spearman", "rank correlation", ".4f"),
-    ("cosine", "cosine of the gradients' weights", ".4f"),
-    ("sign_changes", "tokens whose advantage changes sign", ".2%"),
-)
+_FORMS = {
+    **dict.fromkeys(("reward_mean", "reward_std", "mean_abs_advantage"), ".4g"),
+    **dict.fromkeys(("floor_share", "top_share", "sign_changes"), ".2%"),
+    **dict.fromkeys(("pearson", "spearman", "cosine"), ".4f"),
+    "silent_groups": ",d",
+}
 
 
 def rescored(run: StoredRun, label: str) -> Iterator[dict[str, Any]]:
@@ -54,8 +47,8 @@ def _entry(found: Mapping[str, Any], key: str, label: str, texts: Texts) -> dict
         "title": f"{label}: {found['name']}" + (f" ({changed})" if changed else ""),
         "notes": notes,
         "rows": [
-            *((words, _shown(overall[name]["old"], form), _shown(overall[name]["new"], form)) for name, words, form in _BOTH),
-            *((words, "", _shown(overall[name], form)) for name, words, form in _ONE),
+            *((words, *(_shown(overall[name][side], _FORMS[name]) for side in ("old", "new"))) for name, words in PAIRS.items()),
+            *((words, "", _shown(overall[name], _FORMS[name])) for name, words in SINGLES.items()),
         ],
         "tokens": [
             (
@@ -75,11 +68,11 @@ def _entry(found: Mapping[str, Any], key: str, label: str, texts: Texts) -> dict
 
 def _charts(found: Mapping[str, Any], key: str, title: str) -> Iterator[dict[str, Any]]:
     steps = [row["step"] for row in found["steps"]]
-    lines = {name: [row[name] for row in found["steps"]] for name, _, _ in _ONE}
+    lines = {name: [row[name] for row in found["steps"]] for name in SINGLES}
     mode = "lines+markers"
     traces = [
         go.Scatter(x=steps, y=series, mode=mode, name=words, line={"color": COLORS[at]})
-        for at, ((_, words, _), series) in enumerate(zip(_ONE, lines.values(), strict=True))
+        for at, (words, series) in enumerate(zip(SINGLES.values(), lines.values(), strict=True))
     ]
     unit = "correlation, cosine or share"
     by_step = [[step, *at] for step, at in zip(steps, zip(*lines.values(), strict=True), strict=True)]

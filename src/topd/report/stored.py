@@ -43,8 +43,9 @@ class StoredRun:
 
     @property
     def finished(self) -> bool:
-        done = number(self.summary.get("steps")) if self.summary is not None else None
-        return done is not None and done >= (self.planned_steps or 0)
+        if self.summary is None:
+            return False
+        return max(len(self.metrics), number(self.summary.get("steps")) or 0) >= (self.planned_steps or 0)
 
     def setting(self, key: str) -> Any:
         """A setting of the resolved configuration by its dotted key; None if it is not set."""

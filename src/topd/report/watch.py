@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from topd.errors import ConfigError, TopdError, first_line
+from topd.report.lens import MAX_TOKENS
 from topd.report.page import render
 from topd.report.stored import read_run
 from topd.run.interrupt import Interrupted, interruptible
@@ -122,7 +123,7 @@ class _Server(ThreadingHTTPServer):
 
 
 def make_server(
-    paths: Sequence[Path | str], *, port: int, max_tokens: int, steps: Sequence[int] | None = None
+    paths: Sequence[Path | str], *, port: int, max_tokens: int = MAX_TOKENS, steps: Sequence[int] | None = None
 ) -> ThreadingHTTPServer:
     """A server that is not serving yet. Raises ConfigError for a folder that holds no run, or a port that is taken."""
 
@@ -142,7 +143,7 @@ def make_server(
         ) from error
 
 
-def watch(paths: Sequence[Path | str], *, port: int, max_tokens: int, steps: Sequence[int] | None = None) -> None:
+def watch(paths: Sequence[Path | str], *, port: int, max_tokens: int = MAX_TOKENS, steps: Sequence[int] | None = None) -> None:
     """Serve until Ctrl-C or SIGTERM."""
     with (
         contextlib.suppress(Interrupted),
