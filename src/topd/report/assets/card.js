@@ -2,7 +2,7 @@
 
 const PART = 2000; // Tokens of a completion that are drawn at first.
 
-/** Rows of the details: field, label, unit. */
+/** Rows of the details: field, label, and the unit unless the run's streams say it. */
 const FIELDS = [
   ["token", "token", ""],
   ["token_id", "token id", ""],
@@ -10,13 +10,16 @@ const FIELDS = [
   ["student_logprob", "student log-prob", "nats"],
   ["teacher_logprob", "teacher log-prob", "nats"],
   ["probability_ratio", "probability ratio", "\u00d7"],
-  ["log_ratio", "log-ratio", "nats"],
-  ["reward", "reward", "nats"],
-  ["return", "return", "nats"],
-  ["advantage", "advantage", "group std"],
+  ["log_ratio", "log-ratio", ""],
+  ["reward", "reward", ""],
+  ["return", "return", ""],
+  ["advantage", "advantage", ""],
   ["importance_ratio", "importance ratio", "\u00d7"],
   ["clipped", "clipped", ""],
 ];
+
+/** Fields that only a teacher gives. */
+const TEACHERS = new Set(["teacher_logprob", "probability_ratio", "log_ratio"]);
 
 /** Fields that are streams of a rollout, shown as they are. */
 const STREAMS = ["student_logprob", "teacher_logprob", "log_ratio", "reward", "return", "advantage", "importance_ratio"];
@@ -45,7 +48,7 @@ class Card {
     const [kind, mark] = grade === 1 ? ["right", "\u2713 right"] : grade === 0 ? ["wrong", "\u2717 wrong"]
       : ["other", grade == null ? "not graded" : `grade ${written(grade)}`];
     return el("header", { class: "lens-head" },
-      el("h4", {}, `Rollout ${index}`),
+      el("h3", {}, `Rollout ${index}`),
       el("span", { class: "lens-grade", "data-grade": kind }, mark),
       el("p", {}, ...facts.map((fact) => el("span", {}, fact))));
   }
@@ -108,7 +111,7 @@ class Card {
     for (const [position, span] of this.pieces) {
       const value = values?.[position];
       const x = numeric(value);
-      const name = "lens-token" + shade(level(value, scale)) + (x !== null && x < -scale / 2 ? " lens-low" : "") +
+      const name = "lens-token" + shade(level(value, scale)) + (x !== null && x < -scale / 4 ? " lens-low" : "") +
         (clipped?.[position] === 1 ? " lens-clipped" : "") + (this.special.has(ids[position]) ? " lens-special" : "");
       if (span.className !== name) span.className = name;
     }
@@ -127,11 +130,23 @@ class Card {
     this.at(goal).focus();
   }
 
-  /** Makes a token the tab stop of the completion. */
+  /** Makes a token the tab stop of the completion: a button that pins it, with its numbers as a name. */
   activate(position) {
-    this.at(this.active)?.removeAttribute("tabindex");
+    for (const name of ["tabindex", "role", "aria-label", "aria-pressed"]) this.at(this.active)?.removeAttribute(name);
     this.active = position;
-    this.at(position)?.setAttribute("tabindex", "0");
+    const named = { tabindex: "0", role: "button", "aria-label": this.spoken(position), "aria-pressed": this.pinned === position };
+    for (const [name, value] of Object.entries(named)) this.at(position)?.setAttribute(name, value);
+  }
+
+  /** A token and its numbers in words. */
+  spoken(position) {
+    const numbers = this.run.streams.filter(({ key }) => this.rollout[key])
+      .map(({ key, label }) => `${label} ${short(this.rollout[key][position])}`);
+    const marks = [
+      this.special.has(this.rollout.ids[position]) && "special token", this.rollout.clipped?.[position] === 1 && "clipped",
+    ];
+    const text = plain(this.shown(position)).trim() || "space";
+    return [`token ${position}`, text, ...numbers, ...marks.filter(Boolean)].join(", ");
   }
 
   /** Marks a token as pinned; none if it is null. */
@@ -139,17 +154,19 @@ class Card {
     this.at(this.pinned)?.removeAttribute("data-pinned");
     this.pinned = position;
     this.at(position)?.setAttribute("data-pinned", "");
+    this.at(this.active)?.setAttribute("aria-pressed", this.active === position);
   }
 }
 
 class Details {
   constructor(unpin) {
-    this.title = el("h4");
+    this.title = el("h3");
     this.unpin = button("unpin", { class: "lens-unpin", title: "Escape does the same" }, unpin);
     this.values = new Map(FIELDS.map(([field]) => [field, el("span", { "data-field": field })]));
-    this.rows = new Map(FIELDS.map(([field, label, unit]) => [field, el("div", {},
-      el("dt", {}, label), el("dd", {}, this.values.get(field), unit && el("small", {}, ` ${unit}`)))]));
-    this.element = el("aside", { class: "lens-details", "aria-live": "polite", "aria-label": "Numbers of the token" },
+    this.units = new Map(FIELDS.map(([field, , unit]) => [field, el("small", {}, unit && ` ${unit}`)]));
+    this.rows = new Map(FIELDS.map(([field, label]) => [field, el("div", {},
+      el("dt", {}, label), el("dd", {}, this.values.get(field), this.units.get(field)))]));
+    this.element = el("aside", { class: "lens-details", "aria-label": "Numbers of the token" },
       el("div", { class: "lens-title" }, this.title, this.unpin), el("dl", {}, ...this.rows.values()),
       el("p", { class: "lens-note" }, "Arrow keys move by token. Click or Enter pins one, Esc lets it go."));
   }
@@ -180,7 +197,12 @@ class Details {
     node.classList.toggle("lens-absent", value == null);
   }
 
-  choose(key) {
-    for (const [field, row] of this.rows) row.toggleAttribute("data-chosen", field === key);
+  /** Takes over what a run's streams are counted in, and which of them colours the tokens. */
+  choose(run, chosen) {
+    for (const { key, unit } of run.streams) this.units.get(key)?.replaceChildren(` ${unit}`);
+    for (const [field, row] of this.rows) {
+      row.toggleAttribute("data-chosen", field === chosen);
+      row.hidden = TEACHERS.has(field) && !run.has_teacher;
+    }
   }
 }

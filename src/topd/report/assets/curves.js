@@ -17,17 +17,20 @@ function variable(name) {
 }
 
 function themed(figure, axis) {
-  const over = { step: "step", updates: "updates", tokens: "tokens trained on", hours: "hours of steps" }[axis];
-  const line = { gridcolor: variable("--line"), zerolinecolor: variable("--line"), linecolor: variable("--line"), automargin: true };
+  const over = axis === "step" ? "step" : $("#axis").selectedOptions[0].text;
+  const line = {
+    gridcolor: variable("--line"), zerolinecolor: variable("--line"), linecolor: variable("--line"), automargin: true,
+    exponentformat: "e", minexponent: 4, separatethousands: true,
+  };
   const x = figure.layout.xaxis.title.text === "step" ? { ...figure.layout.xaxis, title: { text: over } } : figure.layout.xaxis;
   return {
     ...figure.layout,
     font: { color: variable("--fg"), family: getComputedStyle(document.body).fontFamily, size: 12 },
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
-    xaxis: { ...x, ...line },
+    xaxis: { ...x, ...line, minexponent: 7 },
     yaxis: { ...figure.layout.yaxis, ...line },
-    hoverlabel: { bgcolor: variable("--card"), bordercolor: variable("--line"), font: { color: variable("--fg") }, namelength: -1 },
+    hoverlabel: { bgcolor: variable("--card"), bordercolor: variable("--line"), font: { color: variable("--fg") }, namelength: innerWidth < 600 ? 24 : 48 },
     legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { size: 11 } },
     margin: { l: 60, r: 12, t: 8, b: 44 },
   };
@@ -84,7 +87,8 @@ function cell(value) {
 function table(chart) {
   const head = el("tr", {}, ...chart.columns.map((name) => el("th", { scope: "col" }, name)));
   const rows = chart.rows.map((row) => el("tr", {}, ...row.map((value) => el("td", {}, cell(value)))));
-  return el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows));
+  const caption = el("caption", { class: "unseen" }, `Numbers of ${chart.title}`);
+  return el("table", {}, caption, el("thead", {}, head), el("tbody", {}, ...rows));
 }
 
 function quoted(value) {
@@ -103,24 +107,56 @@ function save(chart) {
   setTimeout(() => URL.revokeObjectURL(url), 1000);
 }
 
+/** The runs that all charts share a legend of; none where every chart has its own. */
+const shared = () => (state.data.legend?.length > 2 ? state.data.legend : []);
+
+/** What is written under a chart's title. With a shared legend the runs are too many to be written out again at every chart. */
+const noteOf = (chart) => [chart.note, !shared().length && chart.summary].filter(Boolean).join(" ");
+
+const spoken = (chart) => `${chart.title}. ${chart.summary}`;
+
 /** The frame of a chart; its curve and its table are made when they are looked at. */
 function frame(chart) {
   const figure = el("figure", { id: `chart-${chart.id}` });
-  const plot = el("div", { class: "plot", role: "img", "aria-label": `${chart.title}. ${chart.summary}` });
+  const plot = el("div", { class: "plot", role: "group", "aria-label": spoken(chart) });
   const numbers = el("details", {}, el("summary", {}, "Numbers"));
-  const button = el("button", { type: "button" }, "Save as CSV");
-  numbers.append(button);
+  numbers.append(button("Save as CSV", { "aria-label": `Save as CSV: ${chart.title}` }, () => save(current())));
   numbers.addEventListener("toggle", () => {
-    if (numbers.open && !$("table", numbers)) numbers.append(el("div", { class: "scroll", tabindex: "0" }, table(current())));
+    if (numbers.open && !$("table", numbers)) numbers.append(scrolling(`Numbers of ${chart.title}`, table(current())));
   });
   const current = () => state.data.charts.find((each) => each.id === chart.id) || chart;
-  button.addEventListener("click", () => save(current()));
-  const note = el("p", {}, chart.note ? `${chart.note} ` : "", chart.summary);
-  figure.append(el("figcaption", {}, chart.title), note, plot, numbers);
+  figure.append(el("figcaption", {}, chart.title), el("p", {}, noteOf(chart)), plot, numbers);
   return figure;
 }
 
+/** A mark of plotly's by its name; a dot for one that is not known here. */
+const SHAPES = {
+  square: "M2 2H12V12H2Z", diamond: "M7 1L13 7L7 13L1 7Z", cross: "M5 1H9V5H13V9H9V13H5V9H1V5H5Z",
+  x: "M3 1L7 5L11 1L13 3L9 7L13 11L11 13L7 9L3 13L1 11L5 7L1 3Z", "triangle-up": "M7 1L13 12H1Z",
+  "triangle-down": "M7 13L1 2H13Z",
+  circle: "M7 2a5 5 0 1 0 .01 0Z", star: "M7 0L8.6 5H14L9.7 8.2L11.3 13.3L7 10.2L2.7 13.3L4.3 8.2L0 5H5.4Z",
+};
+
+function symbol({ color, symbol: name }) {
+  const part = (tag, attributes) => {
+    const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+    return node;
+  };
+  const svg = part("svg", { viewBox: "0 0 14 14", width: 12, height: 12, "aria-hidden": "true" });
+  svg.append(part("path", { d: SHAPES[name] ?? SHAPES.circle, fill: color }));
+  return svg;
+}
+
+/** The runs and their colours, once for all curves. */
+function layLegend() {
+  const place = $("#legend");
+  place.hidden = !shared().length;
+  place.replaceChildren(...shared().map((entry) => el("li", {}, symbol(entry), el("span", {}, entry.name))));
+}
+
 function layCharts() {
+  layLegend();
   for (const place of document.querySelectorAll("[data-charts]")) {
     const wanted = state.data.charts.filter((chart) => chart.section === place.dataset.charts);
     if (wanted.length && !$("h3", place) && place.dataset.charts !== "Rescored") place.append(el("h3", {}, place.dataset.charts));
@@ -138,7 +174,8 @@ function layChart(grid, chart) {
     if (inView) inView.observe(figure); else show(figure);
     return;
   }
-  $("p", before).textContent = `${chart.note ? `${chart.note} ` : ""}${chart.summary}`;
+  $("p", before).textContent = noteOf(chart);
+  $(".plot", before).setAttribute("aria-label", spoken(chart));
   const shown = $("table", before);
   if (shown) shown.replaceWith(table(chart));
   if (state.drawn.has(chart.id)) draw(chart, before);

@@ -1,29 +1,5 @@
 /* The token lens: which tokens did the teacher reject, and what credit did they get? */
 
-/** What blue and orange say, by what one colours by. */
-const SAYS = {
-  log_ratio: ["the teacher finds the token likelier than the student", "the teacher finds it less likely: it rejects it"],
-  reward: ["the token is rewarded", "the token is punished"],
-  return: ["the token and what follows it are rewarded", "the token and what follows it are punished"],
-  advantage: ["the update makes the token likelier", "the update makes it less likely"],
-};
-
-const last = (list) => list[list.length - 1];
-
-/** The entry whose number is nearest to the wanted one. */
-const nearest = (entries, key, wanted) =>
-  entries.reduce((best, one) => (Math.abs(one[key] - wanted) < Math.abs(best[key] - wanted) ? one : best));
-
-/** Fills a select, unless it says the same already: an open one would close. */
-function fill(select, options, chosen) {
-  const key = JSON.stringify(options);
-  if (select.dataset.options !== key) {
-    select.replaceChildren(...options.map(([value, text]) => el("option", { value }, text)));
-    select.dataset.options = key;
-  }
-  select.value = String(chosen);
-}
-
 /** A link's part behind the `#`, as a choice; null if it is none of ours. Whatever it names may not exist. */
 function choiceOf(hash) {
   try {
@@ -39,7 +15,7 @@ class Lens {
     this.choice = choiceOf(location.hash) ?? {};
     this.pin = null; // { rollout, position }
     this.cards = new Map(); // rollout index -> Card
-    this.radios = new Map(); // stream -> radio button
+    this.radios = []; // one per stream of the run
     this.details = new Details(() => this.unpin());
     this.build(root);
     this.listen();
@@ -51,13 +27,13 @@ class Lens {
     this.runs = el("select", { "aria-label": "Run", "data-control": "run" });
     this.steps = el("select", { "aria-label": "Step", "data-control": "step" });
     this.prompts = el("select", { "aria-label": "Prompt", "data-control": "prompt" });
-    this.runField = el("label", {}, el("span", {}, "Run"), this.runs);
+    this.runField = el("label", { class: "lens-run" }, el("span", {}, "Run"), this.runs);
     this.previous = button("\u2039", { "aria-label": "previous step" }, () => this.moveStep(-1));
     this.next = button("\u203a", { "aria-label": "next step" }, () => this.moveStep(1));
     this.stepCount = el("small");
     this.promptCount = el("small");
     this.newer = button("", { class: "lens-newer" }, () => this.choose({ step: last(this.stepList).step }));
-    this.colours = el("fieldset", { class: "lens-colours" }, el("legend", {}, "Colour by"));
+    this.colours = el("fieldset", { class: "lens-colours" });
     this.legend = el("div", { class: "lens-legend" });
     this.prompt = el("div", { class: "lens-prompt" });
     this.grid = el("div", { class: "lens-grid" });
@@ -127,8 +103,8 @@ class Lens {
     this.stepList = filled(this.run);
     this.step = choice.step === undefined ? last(this.stepList) : nearest(this.stepList, "step", choice.step);
     this.group = this.step.groups.find((group) => group.index === choice.group)
-      ?? this.step.groups.find((group) => group.index === this.step.worst[0]?.group) ?? this.step.groups[0];
-    const there = this.data.streams.filter((stream) => this.has(stream.key));
+      ?? this.step.groups.find((group) => group.index === this.step.worst?.[0]?.group) ?? this.step.groups[0];
+    const there = this.run.streams.filter((stream) => this.has(stream.key));
     this.stream = there.find((stream) => stream.key === choice.colour) ?? there[0] ?? null;
     this.known ??= last(this.stepList).step; // The newest step when the reader last chose one.
     Object.assign(choice, { run: this.run.name, step: this.step.step, group: this.group.index });
@@ -166,18 +142,21 @@ class Lens {
     this.promptCount.textContent = inPage(step.groups.length, step.num_groups, "prompt", " of this step");
     this.newer.textContent = `a newer step is there: go to step ${newest}`;
     this.note.replaceChildren(...(newest > this.known ? [this.newer] : []));
-    for (const { key, label } of this.data.streams) {
-      if (!this.radios.has(key)) this.radios.set(key, this.radio(key, label));
-      const radio = this.radios.get(key);
-      radio.checked = key === this.stream?.key;
-      radio.disabled = !this.has(key);
-    }
+    this.drawColours();
   }
 
-  radio(key, label) {
-    const input = el("input", { type: "radio", name: "lens-colour", value: key });
-    this.colours.append(el("label", {}, input, el("span", {}, label)));
-    return input;
+  /** One radio button per stream of the run; those that are there stay, for the focus is on one of them. */
+  drawColours() {
+    const { streams } = this.run;
+    if (streams.map(({ key }) => key).join() !== this.radios.map(({ value }) => value).join()) {
+      this.radios = streams.map(({ key }) => el("input", { type: "radio", name: "lens-colour", value: key }));
+      const labels = streams.map(({ label }, i) => el("label", {}, this.radios[i], el("span", {}, label)));
+      this.colours.replaceChildren(el("legend", {}, "Colour by"), ...labels);
+    }
+    for (const radio of this.radios) {
+      radio.checked = radio.value === this.stream?.key;
+      radio.disabled = !this.has(radio.value);
+    }
   }
 
   summary(group) {
@@ -189,34 +168,12 @@ class Lens {
 
   drawLegend() {
     const { run, stream } = this;
-    this.details.choose(stream?.key);
+    this.details.choose(run, stream?.key);
     if (!stream) {
-      this.legend.replaceChildren(el("p", {}, "This run stored no numbers of a teacher, so there is nothing to colour by."));
+      this.legend.replaceChildren(el("p", {}, "This run stored no numbers of its tokens, so there is nothing to colour by."));
       return;
     }
-    const scale = run.scale[stream.key];
-    const [up, down] = SAYS[stream.key] ?? ["above 0", "below 0"];
-    const cells = Array.from({ length: 2 * LEVELS + 1 }, (_, i) => el("i", { class: `lens-token${shade(i - LEVELS)}` }));
-    const bar = el("div", { class: "lens-bar", "aria-hidden": "true" }, ...cells);
-    const end = written(scale);
-    const ends = el("div", { class: "lens-ends" }, ...[`\u2212${end}`, "0", `+${end}`].map((text) => el("span", {}, text)));
-    const floored = stream.key === "reward" && run.floor != null;
-    if (floored) {
-      const tick = el("span", { class: "lens-floor" }, `floor ${written(run.floor)}`);
-      tick.style.setProperty("--at", Math.max(0, Math.min(1, (run.floor / scale + 1) / 2)));
-      bar.append(tick);
-    }
-    const key = (name, sample, text) => el("li", {}, el("span", { class: name, "aria-hidden": "true" }, sample), ` ${text}`);
-    this.legend.replaceChildren(
-      el("div", { class: "lens-scale" }, bar, ends),
-      el("div", {},
-        el("p", {}, el("strong", {}, stream.label), ` in ${stream.unit}: ${stream.meaning}. Blue: ${up}. Orange: ${down}. `,
-          `Colours are full at \u00b1${end}.`, floored ? ` No reward is below the floor, ${run.floor_words}.` : ""),
-        el("ul", {},
-          key("lens-token lens-low lens-down-6", "abc", `bar below: under \u2212${written(scale / 2)}`),
-          key("lens-token lens-clipped", "abc", "dots above: clipped by the update"),
-          key("lens-token lens-special", "end", "special token"),
-          key("lens-mark", "U+202E", "no visible character"))));
+    this.legend.replaceChildren(...legendOf(run, stream));
   }
 
   /** Draws the prompt and its completions, unless they are there already. */
@@ -240,13 +197,16 @@ class Lens {
   }
 
   drawLists() {
-    const { worst, credited } = this.step;
-    const list = (name, title, says, entries) => el("div", { hidden: !entries.length },
-      el("h3", {}, title), el("p", { class: "lens-note" }, says),
-      el("ol", { "data-list": name }, ...entries.map((entry) => this.entry(entry))));
+    const list = (name, key, title, says) => {
+      const entries = this.step[name] ?? [];
+      const unit = this.run.streams.find((stream) => stream.key === key)?.unit;
+      return entries.length ? [el("div", {},
+        el("h3", {}, title), el("p", { class: "lens-note" }, `${says} of the whole step${unit ? ` (${unit})` : ""}.`),
+        el("ol", { "data-list": name }, ...entries.map((entry) => this.entry(entry))))] : [];
+    };
     this.lists.replaceChildren(
-      list("worst", "Worst rejected", "The lowest log-ratios of the whole step, in nats.", worst ?? []),
-      list("credited", "Most credited", "The highest advantages of the whole step, in group std.", credited ?? []));
+      ...list("worst", "log_ratio", "Worst rejected", "The lowest log-ratios"),
+      ...list("credited", "advantage", "Most credited", "The highest advantages"));
   }
 
   entry(entry) {
@@ -255,7 +215,7 @@ class Lens {
     const value = el("span", { class: "lens-number" }, written(entry.value));
     go.append(inline(entry.shown, { class: "lens-chip" }), value, el("span", {}, place));
     if (entry.in_page) return el("li", {}, go);
-    const command = `topd explain ${this.run.name} --step ${this.step.step} --group ${entry.group}`;
+    const command = `topd explain ${shellWord(this.run.path)} --step ${this.step.step} --group ${entry.group}`;
     return el("li", {}, go, el("small", {}, "not in this page: ", el("code", {}, command)));
   }
 

@@ -1,8 +1,5 @@
 /* The page: decodes its data, lays out curves and tokens, and follows a run that is still going on. */
 
-const $ = (selector, root = document) => root.querySelector(selector);
-const state = { data: null, lens: null, plotly: null, drawn: new Map() };
-
 /** Undo base64 and gzip. */
 async function unpacked(text) {
   const bytes = Uint8Array.from(atob(text.trim()), (character) => character.charCodeAt(0));
@@ -44,22 +41,36 @@ function startTheme() {
 
 /* --- following a run --- */
 
+/** What a section was made from: it is replaced only by something else. */
+const sources = new Map();
+
+/** Looks for news every so many seconds. What it says changes only with what there is to say: it is read out. */
 async function follow(seconds) {
-  let known = document.documentElement.dataset.state || null;
+  let known = document.documentElement.dataset.state;
+  let words = $("#live").textContent;
   for (;;) {
     await new Promise((resolve) => setTimeout(resolve, 1000 * seconds));
     if (document.hidden) continue;
     try {
-      const now = await (await fetch("state", { cache: "no-store" })).text();
+      const now = await asked("state");
       if (now !== known) {
-        await refresh(await (await fetch("./", { cache: "no-store" })).text());
-        known = now;
+        known = await refresh(await asked("./")) ?? now;
+        words = `Live: this page follows the run; newest data from ${new Date().toLocaleTimeString("en-GB")}.`;
       }
-      live(`Live: this page follows the run. Last looked ${new Date().toLocaleTimeString()}.`);
+      live(words);
     } catch (error) {
-      live("The server of this page does not answer. Is `topd report --watch` still running?");
+      live(error.message || String(error));
     }
   }
+}
+
+async function asked(address) {
+  const answer = await fetch(address, { cache: "no-store" }).catch(() => {
+    throw new Error("The server of this page does not answer. Is `topd report --watch` still running?");
+  });
+  const text = await answer.text();
+  if (!answer.ok) throw new Error(`The server of this page has no newer one: ${text.trim()}`);
+  return text;
 }
 
 function live(words) {
@@ -67,23 +78,41 @@ function live(words) {
   if (place.textContent !== words) place.textContent = words;
 }
 
-/** Take over a newer page: its texts are replaced, curves and tokens are updated in place. */
+/** What an element goes by when its section is replaced. */
+const nameOf = (node) => node.closest("[data-key]")?.dataset.key ?? node.getAttribute("aria-label") ?? node.textContent;
+
+/** Replaces what a section says. What is open stays open, and what has the focus keeps it: by name, or else by its place. */
+function replace(section, newer) {
+  const controls = () => [...section.querySelectorAll("summary, a[href], button, [tabindex]")];
+  const before = controls();
+  const held = before.indexOf(document.activeElement);
+  const same = (node) => node.localName === before[held].localName && nameOf(node) === nameOf(before[held]);
+  const open = new Set([...section.querySelectorAll("details[open]")].map(nameOf));
+  section.replaceChildren(...document.importNode(newer, true).childNodes);
+  section.hidden = newer.hidden;
+  for (const each of section.querySelectorAll("details")) each.open = open.has(nameOf(each));
+  if (held < 0) return;
+  const after = controls();
+  const nth = before.filter(same).indexOf(before[held]);
+  (after.filter(same)[nth] ?? after.find(same) ?? after[held])?.focus({ preventScroll: true });
+}
+
+/** Takes over a newer page: its texts are replaced, curves and tokens are updated in place. Returns the state it is of. */
 async function refresh(source) {
   const page = new DOMParser().parseFromString(source, "text/html");
   const data = JSON.parse(await unpacked($("#data", page).textContent));
   for (const section of document.querySelectorAll("[data-live]")) {
     const newer = $(`[data-live="${section.dataset.live}"]`, page);
-    const open = [...section.querySelectorAll("details")].map((each) => each.open);
-    if (!newer || newer.innerHTML === section.dataset.source) continue;
-    section.replaceChildren(...document.importNode(newer, true).childNodes);
-    section.hidden = newer.hidden;
-    section.querySelectorAll("details").forEach((each, i) => { if (i < open.length) each.open = open[i]; });
-    section.dataset.source = newer.innerHTML;
+    if (newer && newer.innerHTML !== sources.get(section)) {
+      replace(section, newer);
+      sources.set(section, newer.innerHTML);
+    }
   }
   document.title = page.title;
   state.data = data;
   layCharts();
   state.lens.update(data.lens);
+  return page.documentElement.dataset.state;
 }
 
 async function start() {
@@ -94,6 +123,7 @@ async function start() {
   $("#axis").addEventListener("change", redrawAll);
   layCharts();
   document.documentElement.dataset.ready = "1";
+  for (const section of document.querySelectorAll("[data-live]")) sources.set(section, section.innerHTML);
   const seconds = Number(document.documentElement.dataset.watch);
   if (seconds) follow(seconds);
 }

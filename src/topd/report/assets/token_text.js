@@ -1,12 +1,24 @@
-/* Tokens as text that a person can see, and the shades they are drawn in. All text becomes text nodes. */
+/* Tokens as text that a person can see, the shades they are drawn in, and the legend of both. All text becomes text nodes. */
 
 const LEVELS = 10; // Shades on either side of 0.
+
+/** What blue and orange say, by what one colours by. */
+const SAYS = {
+  log_ratio: ["the teacher finds the token likelier than the student", "the teacher finds it less likely: it rejects it"],
+  reward: ["the token is rewarded", "the token is punished"],
+  return: ["the token and what follows it are rewarded", "the token and what follows it are punished"],
+  advantage: ["the update makes the token likelier", "the update makes it less likely"],
+};
+
+/** Where a value lies between -1 and 1. The square root lets small values show beside the rare large ones. */
+function strength(x, scale) {
+  return Math.sign(x) * Math.min(1, Math.sqrt(Math.abs(x) / scale));
+}
 
 /** The shade of a value: -LEVELS to LEVELS, 0 where there is no number. */
 function level(value, scale) {
   const x = numeric(value);
-  if (x === null || !(scale > 0)) return 0;
-  return Math.max(-LEVELS, Math.min(LEVELS, Math.round((x / scale) * LEVELS)));
+  return x === null || !(scale > 0) ? 0 : Math.round(LEVELS * strength(x, scale));
 }
 
 function shade(number) {
@@ -55,3 +67,43 @@ function layOut(block, pieces, open) {
 }
 
 const paragraph = (shown) => layOut(el("div", { class: "lens-text" }), [shown], () => el("span"));
+
+/** An element that stands at its value on the bar of the legend: in the middle of the shade that the value has. */
+function placed(node, value, scale) {
+  node.style.setProperty("--at", (LEVELS * strength(value, scale) + LEVELS + 0.5) / (2 * LEVELS + 1));
+  return node;
+}
+
+/** The bar of all shades, with the values they stand for. */
+function shadeBar(scale, floor) {
+  const cells = Array.from({ length: 2 * LEVELS + 1 }, (_, i) => el("i", { class: `lens-token${shade(i - LEVELS)}` }));
+  const bar = el("div", { class: "lens-bar", "aria-hidden": "true" }, ...cells);
+  if (floor !== null) bar.append(placed(el("span", { class: "lens-floor" }, `floor ${short(floor)}`), floor, scale));
+  const ticks = [-scale, -scale / 4, 0, scale / 4, scale].map((value) =>
+    placed(el("span", {}, `${value > 0 ? "+" : ""}${short(value)}`), value, scale));
+  return el("div", { class: "lens-scale" }, bar, el("div", { class: "lens-ticks" }, ...ticks));
+}
+
+/** What the shades of a stream stand for, and the marks on tokens. */
+function legendOf(run, stream) {
+  const scale = run.scale[stream.key];
+  const end = short(scale);
+  const [up, down] = SAYS[stream.key] ?? ["above 0", "below 0"];
+  const floored = stream.key === "reward" && run.floor != null;
+  const key = (name, sample, text, more = {}) =>
+    el("li", more, el("span", { class: name, "aria-hidden": "true" }, sample), ` ${text}`);
+  return [
+    shadeBar(scale, floored ? run.floor : null),
+    el("div", {},
+      el("p", {}, el("strong", {}, stream.label), ` (${stream.unit}): ${stream.meaning}. Blue: ${up}. Orange: ${down}. `,
+        `Shades grow with the square root: half way at \u00b1${short(scale / 4)}, full from \u00b1${end} on, `,
+        "the 99th percentile of the tokens in this page",
+        floored ? ` (or the floor, if that is further). No reward is below the floor, ${run.floor_words}.` : "."),
+      el("ul", {},
+        key("lens-token lens-low lens-down-6", "abc", `bar below: under \u2212${short(scale / 4)}`),
+        key("lens-token lens-down-2", "abc", "underlined: below 0", { class: "lens-forced" }),
+        key("lens-token lens-clipped", "abc", "dots above: clipped by the update"),
+        key("lens-token lens-special", "end", "special token"),
+        key("lens-mark", "U+202E", "no visible character"))),
+  ];
+}
