@@ -11,11 +11,18 @@ import pytest
 from plotly.utils import PlotlyJSONEncoder
 
 from tests.report.folders import VECTOR, write_run
+from topd.report.credit_difference import PAIRS, SINGLES
 from topd.report.rescore import rescore
 from topd.report.rescored import rescored
 from topd.report.stored import StoredRun, read_run
 
 WORDS = {9: b"7", 14: b"<b>\x1b", 1: b";", 7: b"8"}
+FORMS = {
+    **dict.fromkeys(("reward_mean", "reward_std", "mean_abs_advantage"), ".4g"),
+    **dict.fromkeys(("floor_share", "top_share", "sign_changes"), ".2%"),
+    **dict.fromkeys(("pearson", "spearman", "cosine"), ".4f"),
+    "silent_groups": ",d",
+}
 HOSTILE = "<img src=x onerror=alert(1)>"
 
 
@@ -35,6 +42,12 @@ def entries(run: Path) -> tuple[StoredRun, list[dict[str, Any]]]:
     return read, list(rescored(read, "mine"))
 
 
+def numbers(entry: dict[str, Any]) -> dict[str, list[str]]:
+    """Name in the file -> what is shown of it under the old and the new settings."""
+    names = {words: name for name, words in (PAIRS | SINGLES).items()}
+    return {names[words]: [old, new] for words, old, new in entry["rows"]}
+
+
 def put(run: Path, found: Any, name: str = "x") -> None:
     (run / "rescores").mkdir(exist_ok=True)
     (run / "rescores" / f"{name}.json").write_text(json.dumps(found))
@@ -47,17 +60,13 @@ def test_a_rescore_is_shown_with_its_numbers(run: Path) -> None:
     assert read.problems == []
     assert entry["title"] == f"mine: {found['name']} (alpha: 0.2 -> 0.1)"
     assert entry["notes"] == [f"Over 10 of 10 tokens in 1 steps of mine. Made by topd {found['topd_version']}."]
-    rows = {words: (old, new) for words, old, new in entry["rows"]}
-    assert rows["mean reward"] == tuple(f"{overall['reward_mean'][side]:.4g}" for side in ("old", "new"))
-    assert rows["mean |advantage|"] == tuple(f"{overall['mean_abs_advantage'][side]:.4g}" for side in ("old", "new"))
-    assert rows["standard deviation of the reward"][1] == f"{overall['reward_std']['new']:.4g}"
-    assert rows["tokens at or near the floor"] == tuple(f"{overall['floor_share'][side]:.2%}" for side in ("old", "new"))
-    assert rows["credit held by the top 1 % of tokens"][0] == f"{overall['top_share']['old']:.1%}"
-    assert rows["groups without signal"] == ("0", "0")
-    assert rows["correlation of the advantages"] == ("", f"{overall['pearson']:.4f}")
-    assert rows["rank correlation"] == ("", f"{overall['spearman']:.4f}")
-    assert rows["cosine of the gradients' weights"] == ("", f"{overall['cosine']:.4f}")
-    assert rows["tokens whose advantage changes sign"] == ("", f"{overall['sign_changes']:.2%}")
+    rows = numbers(entry)
+    for name, form in FORMS.items():
+        both = isinstance(overall[name], dict)
+        expected = [format(overall[name][side], form) for side in ("old", "new")] if both else ["", format(overall[name], form)]
+        assert rows[name] == expected, name
+    assert rows.keys() == FORMS.keys()
+    assert rows["silent_groups"] == ["0", "0"]
 
 
 def test_the_tokens_that_change_most_are_named(run: Path) -> None:
@@ -126,9 +135,9 @@ def test_what_is_not_defined_is_a_dash(run: Path) -> None:
     [file] = (run / "rescores").iterdir()
     file.write_text(json.dumps(found))
     read, [entry] = entries(run)
-    rows = {words: (old, new) for words, old, new in entry["rows"]}
-    assert rows["rank correlation"] == ("", "-")
-    assert rows["tokens at or near the floor"] == ("50.00%", "-")
+    rows = numbers(entry)
+    assert rows["spearman"] == ["", "-"]
+    assert rows["floor_share"] == ["50.00%", "-"]
     assert read.problems == []
 
 

@@ -176,7 +176,7 @@ def test_spaces_and_line_ends_are_segments_of_their_own() -> None:
         (Segment("space", "  "), text("a"), Segment("newline", "\n\n"), text("b"), Segment("space", " "))
     ]
     assert plain(shown(b" a\n\x1b\x07")[0]) == " a\u23ce<ESC U+0007>"
-    assert texts(b"a\n", b"\xff").plain(shown(b"a\n", b"\xff")) == "a\u23ce<FF>"
+    assert "".join(plain(each) for each in shown(b"a\n", b"\xff")) == "a\u23ce<FF>"
 
 
 def test_joiners_are_kept_within_an_emoji_and_spelled_out_alone() -> None:
