@@ -23,8 +23,9 @@ from tests.e2e.tiny import tiny_config
 from tests.report.folders import VECTOR, write_run, write_step
 from topd.cli import main
 from topd.errors import ConfigError
+from topd.report.credit import settings_in_use
 from topd.report.explain import explain, spans
-from topd.report.scales import Scale, ratio, settings_in_use, signed
+from topd.report.scales import Scale, ratio, signed
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 ENV = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
@@ -272,7 +273,7 @@ def test_what_a_run_lacks_is_a_dash_and_a_note(copy: Path) -> None:
     lines = table(text, "tokens of rollout")
     assert len(lines) > 3
     assert all(line[9:] == ["-", "-", f"<{line[1]}>"] for line in lines)
-    assert "note: vocabulary.parquet could not be read" in text
+    assert "note: vocabulary.parquet is not there" in text
     assert "<eos>" not in text
 
 
@@ -314,7 +315,7 @@ def test_what_is_not_there_is_named(run: Path, options: dict[str, Any], said: st
 
 def test_damaged_and_absent_rollouts_are_named(copy: Path, tmp_path: Path) -> None:
     (copy / "rollouts/step_000002.parquet").write_bytes(b"PAR1 no")
-    with pytest.raises(ConfigError, match=r"--step: rollouts of step 2 could not be read .*Choose another of the steps 1 to 2"):
+    with pytest.raises(ConfigError, match=r"--step: rollouts of step 2 could not be read .*Choose another: 1."):
         shown(copy)
     assert "1 of 2" in shown(copy, step=1)
     shutil.rmtree(copy / "rollouts")
@@ -326,7 +327,7 @@ def test_damaged_and_absent_rollouts_are_named(copy: Path, tmp_path: Path) -> No
 
 def test_the_verb_refuses_what_it_would_ignore(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", str(run), "--algorithm.alpha", "0.1"]) == 2
-    assert "topd explain does not know --algorithm.alpha" in capsys.readouterr().err
+    assert "topd explain does not know '--algorithm.alpha'" in capsys.readouterr().err
     assert main(["explain", str(run), "--step", "1", "--color", "advantage"]) == 0
     assert capsys.readouterr().out == shown(run, step=1, color="advantage")
 

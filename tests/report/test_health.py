@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from topd import config_file
 from topd.report import health, health_learning, health_service, verdict
 from topd.report.health import LEVELS, Verdict, verdicts
-from topd.report.stored import StoredGroup, StoredRollout, StoredRun, StoredStep
+from topd.report.stored import StoredRun
+from topd.report.stored_step import StoredGroup, StoredRollout, StoredStep
 from topd.report.verdict import MIN_STEPS, Series, change
 from topd.run.catalogue import METRICS, NAMES
 from topd.run.healthy import HEALTHY, of_case
@@ -475,7 +476,9 @@ def test_one_noisy_step_makes_no_verdict() -> None:
 def test_state_of_the_run() -> None:
     assert bad_things(a_run(summary=None)) == {"The run is not finished": "note"}
     assert "12 of 12 steps" in next(each.words for each in verdicts(a_run(summary=None)) if each.level == "note")
-    assert bad_things(a_run(problems=["metrics.jsonl, line 3 is damaged"])) == {"Parts of the run folder are damaged": "warning"}
+    assert bad_things(a_run(problems=["metrics.jsonl, line 3 is damaged"])) == {
+        "Parts of the run folder are missing or damaged": "warning"
+    }
     few = bad_things(a_run(healthy_rows()[: MIN_STEPS - 1], summary=None))
     assert few == {"Too few steps to judge": "note", "The run is not finished": "note"}
     assert "Too few steps to judge" not in bad_things(a_run(healthy_rows()[:MIN_STEPS], summary=None))
@@ -519,7 +522,11 @@ def test_levels_are_sorted_worst_first_and_every_verdict_is_complete() -> None:
         assert each.words.endswith(".")
         assert "  " not in each.words
         assert set(each.metrics) <= NAMES
-        assert each.advice if each.level in ("bad", "warning") and each.title != "Parts of the run folder are damaged" else True
+        assert (
+            each.advice
+            if each.level in ("bad", "warning") and each.title != "Parts of the run folder are missing or damaged"
+            else True
+        )
 
 
 VALUES = st.one_of(

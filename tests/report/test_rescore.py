@@ -21,7 +21,7 @@ from tests.report.folders import TOPD, VECTOR, by_hand, floor, write_run, write_
 from topd.cli import main
 from topd.errors import ConfigError
 from topd.report.credit_difference import binned, edges_for, ranks
-from topd.report.rescore import parse_steps, rescore
+from topd.report.rescore import rescore
 from topd.report.stored import read_run
 
 PUBLISHED = {0.2: [0.4772, -1.4909, 0.9075, 0.6532, -0.5469], 0.1: [0.4939, -1.4815, 0.8833, 0.6749, -0.5705]}
@@ -312,16 +312,27 @@ def test_names_that_are_no_file_names_are_refused(vector: Path, name: str) -> No
     assert not (vector / "rescores").exists()
 
 
-def test_steps_are_numbers_that_are_there(run: Path) -> None:
-    assert parse_steps("8,1,8") == [1, 8]
-    for bad in ("", "1,", "a", "1-3", "-1"):
-        with pytest.raises(ConfigError, match="--steps must be numbers"):
-            parse_steps(bad)
+@pytest.mark.parametrize("bad", ["", "x", "1,,2", "0", "-1", "1.5", "1 2", "9" * 10])
+def test_steps_that_are_none_are_refused_with_an_example(bad: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in (["report"], ["rescore", "--algorithm.alpha", "0.1"]):
+        with pytest.raises(SystemExit) as left:
+            main([verb[0], str(run), f"--steps={bad}", *verb[1:]])
+        assert left.value.code == 2
+        assert f"such as 1,8,16; found '{bad}'" in capsys.readouterr().err
+
+
+def test_steps_that_are_not_there_are_named(run: Path) -> None:
     found = rescore(run, words(alpha=0.1), steps=[2], name="second")
     assert ([row["step"] for row in found["steps"]], found["name"]) == ([2], "second")
     assert (run / "rescores/second.json").is_file()
     with pytest.raises(ConfigError, match=r"there are no rollouts of step 3, 9; there are steps 1 to 2"):
         rescore(run, words(alpha=0.1), steps=[1, 3, 9])
+
+
+def test_a_rescore_of_some_steps_leaves_that_of_all_alone(run: Path) -> None:
+    rescore(run, words(alpha=0.3))
+    rescore(run, words(alpha=0.3), steps=[1])
+    assert sorted(file.name for file in (run / "rescores").iterdir()) == ["alpha=0.3,steps=1.json", "alpha=0.3.json"]
 
 
 def test_a_folder_that_cannot_be_written_is_named(vector: Path) -> None:
@@ -333,7 +344,7 @@ def test_a_folder_that_cannot_be_written_is_named(vector: Path) -> None:
 def test_the_verb_shows_every_number_with_its_tokens(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rescore", str(run), *words(alpha=0.1), "--steps", "1,2"]) == 0
     out = capsys.readouterr().out
-    found = json.loads((run / "rescores/alpha=0.1.json").read_text())
+    found = json.loads((run / "rescores/alpha=0.1,steps=1+2.json").read_text())
     assert "\x1b" not in out
     assert "alpha 0.2 -> 0.1" in out
     assert "stored advantages" in out
@@ -356,7 +367,11 @@ def test_commands_of_the_page_run(run: Path, capsys: pytest.CaptureFixture[str])
     assert len(own) >= 6
     assert [main(line[1:]) for line in own] == [0] * len(own)
     assert capsys.readouterr().err == ""
-    assert {rescored["name"] for rescored in read_run(run).rescores} == {"alpha=0.1", "returns=immediate", "plain-log-ratio"}
+    assert {rescored["name"] for rescored in read_run(run).rescores} == {
+        "alpha=0.1",
+        "returns=immediate,steps=1+2",
+        "plain-log-ratio",
+    }
 
 
 def test_nothing_of_the_streams_is_changed(vector: Path) -> None:

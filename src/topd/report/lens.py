@@ -216,7 +216,7 @@ def _encoded(shown: Shown) -> str | list[tuple[str, str]]:
 def _differ_within(step: StoredStep, stream: str) -> bool:
     """Whether some completion has tokens with different numbers: where it has not, no token stands out."""
     parts = (rollout.streams.get(stream, np.zeros(0)) for group in step.groups for rollout in group.rollouts)
-    return any(len(part) and part.min() < part.max() for part in parts)
+    return any(len(np.unique(part[~np.isnan(part)])) > 1 for part in parts)
 
 
 def _rounded_up(value: float) -> float:

@@ -58,7 +58,7 @@ def write(
     text = render(runs, max_tokens=max_tokens, steps=steps)
     try:
         write_text(target.resolve(), text)
-    except (OSError, RunStopped) as error:
+    except RunStopped as error:
         raise ConfigError(
             f"{target} could not be written: {first_line(error.__cause__ or error)}. Give another with --output."
         ) from error

@@ -69,10 +69,6 @@ class Texts:
             shown.append(segments)
         return shown
 
-    def plain(self, shown: Sequence[Shown]) -> str:
-        """Segments as plain text: marks in angle brackets, line ends kept."""
-        return "".join(plain(segments) for segments in shown)
-
 
 def plain(shown: Shown) -> str:
     """One token on one line: marks in angle brackets, a line end as an arrow."""

@@ -77,7 +77,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def parsed_lines(path: Path) -> Iterator[dict[str, Any] | ValueError | TypeError]:
+def parsed_lines(path: Path) -> Iterator[dict[str, Any] | Exception]:
     """The same, with the error in the place of a damaged line."""
     if not path.is_file():
         return
@@ -85,7 +85,7 @@ def parsed_lines(path: Path) -> Iterator[dict[str, Any] | ValueError | TypeError
     for line in complete.split("\n") if complete else []:
         try:
             yield dict(json.loads(line))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             yield error
 
 
@@ -110,5 +110,5 @@ def remove(path: Path) -> None:
     if path.is_dir():
         shutil.rmtree(path)
     else:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             path.unlink()
