@@ -18,6 +18,12 @@ from topd.run.trackers.feeder import Feeder, Message
 FLUSH_S = 30.0
 """Seconds that all trackers together have at the end to write what they were given."""
 
+ANSWER_S = 10.0
+"""Seconds in which a tracker should have begun. After them it is said that it has not."""
+
+UNANSWERED_S = 5.0
+"""Seconds that are left, at the end and after ANSWER_S, to a tracker that never got anything through."""
+
 SILENT_S = 5.0
 """Seconds of them that pass before the wait is announced."""
 
@@ -51,6 +57,7 @@ class Trackers:
         self._config = config
         self._say = say
         self._feeders: list[Feeder] = []
+        self._late: set[str] = set()
         self._summary: Mapping[str, Any] | None = None
 
     def __enter__(self) -> "Trackers":
@@ -91,29 +98,61 @@ class Trackers:
         self._tell()
 
     def _tell(self) -> None:
-        """Say once of each tracker that has failed since, and let go of it."""
-        for feeder in [feeder for feeder in self._feeders if feeder.failure is not None]:
-            self._feeders.remove(feeder)
-            self._say(
-                f"tracker {feeder.tracker} is off: {feeder.failure}. The run goes on; everything is in "
-                f"{self._path / 'metrics.jsonl'}, and a resumed run brings the tracker up to date."
-            )
+        """Say once of each tracker that has failed since, and let go of it; say once of each that has not begun in time."""
+        for feeder in self._failed():
+            self._say(f"{_off(feeder)} Training goes on; a resumed run brings it up to date.")
+        for feeder in self._feeders:
+            if not feeder.answered and feeder.tracker not in self._late and time.monotonic() > feeder.begun + ANSWER_S:
+                self._late.add(feeder.tracker)
+                self._say(f"tracker {feeder.tracker} has not answered for {ANSWER_S:.0f} s; training goes on")
+
+    def _failed(self) -> list[Feeder]:
+        """Those that have failed since the last call."""
+        failed = [feeder for feeder in self._feeders if feeder.failure is not None]
+        self._feeders = [feeder for feeder in self._feeders if feeder not in failed]
+        return failed
 
     def _close(self, status: str) -> None:
         """End the trackers within FLUSH_S. However this ends (a second Ctrl-C), none of their processes is left."""
         feeders = list(self._feeders)
-        until = time.monotonic() + FLUSH_S
         try:
-            self._put({"finish": {"status": status, "summary": self._summary}})
             for feeder in feeders:
-                feeder.join(max(0.0, min(until, time.monotonic() + SILENT_S) - time.monotonic()))
-            if waiting := [feeder.tracker for feeder in feeders if feeder.is_alive()]:
-                self._say(f"waiting up to {FLUSH_S:.0f} s for {', '.join(waiting)} (Ctrl-C ends the wait)")
-            for feeder in feeders:
-                feeder.join(max(0.0, until - time.monotonic()))
-                if feeder.is_alive():
-                    feeder.fail(f"it was not done {FLUSH_S:.0f} s after the end")
+                feeder.put({"finish": {"status": status, "summary": self._summary}})
+            self._wait(feeders)
         finally:
             for feeder in feeders:
                 feeder.end()
-        self._tell()
+        for feeder in self._failed():
+            self._say(f"{_off(feeder)} {self._remedy(feeder)}")
+
+    def _wait(self, feeders: Sequence[Feeder]) -> None:
+        ended = time.monotonic()
+        announced = False
+        while waiting := [feeder for feeder in feeders if feeder.is_alive() and feeder.failure is None]:
+            left = [_deadline(feeder, ended) - time.monotonic() for feeder in waiting]
+            for feeder, seconds in zip(waiting, left, strict=True):
+                if seconds <= 0:
+                    feeder.fail(f"it was not done {FLUSH_S:.0f} s after the end" if feeder.answered else "it never answered")
+            if not announced and time.monotonic() > ended + SILENT_S and max(left) > 0:
+                announced = True
+                names = ", ".join(feeder.tracker for feeder in waiting)
+                self._say(f"waiting up to {max(left):.0f} s for {names} (Ctrl-C ends the wait)")
+            waiting[0].join(0.02)
+
+    def _remedy(self, feeder: Feeder) -> str:
+        """What can be done for a tracker that missed something, now that training is over."""
+        resume = "the same command with --run.resume true"
+        if feeder.by_hand is None:
+            return f"{self._path} holds everything; {resume} brings the tracker up to date."
+        return f"To send what it kept: {feeder.by_hand}" + ("" if feeder.has_all else f"; to send the rest: {resume}")
+
+
+def _off(feeder: Feeder) -> str:
+    return f"tracker {feeder.tracker} is off: {feeder.failure}."
+
+
+def _deadline(feeder: Feeder, ended: float) -> float:
+    """When a tracker is given up: early if it never got anything through."""
+    if feeder.answered:
+        return ended + FLUSH_S
+    return min(ended + FLUSH_S, max(ended, feeder.begun + ANSWER_S) + UNANSWERED_S)

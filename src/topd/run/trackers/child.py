@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from topd.errors import first_line
+from topd.errors import RunStopped, first_line
 from topd.run.files import write_json
 from topd.run.trackers.tracker import Start, Tracker
 from topd.run.trackers.values import evaluation_numbers, row_numbers, summary_numbers, summary_table
@@ -104,11 +104,19 @@ def main() -> None:
             elif session is not None:
                 getattr(session, kind)(content)
         except BaseException as error:  # whatever a tracker does, sys.exit included, is told and ends this process alone
-            answers(json.dumps({"error": f"{type(error).__name__}: {first_line(error)}"}))
+            answers(json.dumps({"error": _in_words(error)}))
             os._exit(1)
-        answers("{}")
+        answers(json.dumps({"by_hand": session.tracker.by_hand} if session is not None else {}))
         if kind == "finish":
             os._exit(0)  # all is written; the libraries' own handlers may wait for a server
+
+
+def _in_words(error: BaseException) -> str:
+    if isinstance(error, RunStopped) and error.__cause__ is not None:  # topd.json could not be written
+        error = error.__cause__
+    if isinstance(error, OSError) and error.strerror:  # plain words; leave out the number
+        return error.strerror + (f": {error.filename}" if error.filename else "")
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 def _quiet() -> Callable[[str], None]:

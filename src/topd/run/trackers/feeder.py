@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,9 @@ Message = Mapping[str, Any]
 
 QUEUE_SIZE = 1000
 """Messages that a tracker may be behind before it is given up."""
+
+LONGEST_REASON = 200
+"""Characters of what a package says that are shown."""
 
 MODULES = "topd.run.trackers"
 """Where the modules of the trackers are."""
@@ -33,6 +37,13 @@ class Feeder(threading.Thread):
         super().__init__(name=f"tracker-{tracker}", daemon=True)
         self.tracker = tracker
         self.failure: str | None = None
+        self.answered = False
+        """Whether it got anything through. A server that is not there never answers."""
+        self.has_all = False
+        """Whether it was given all there is, and only has to finish."""
+        self.by_hand: str | None = None
+        """A command that sends what the tracker keeps on this machine."""
+        self.begun = time.monotonic()
         self._first = first
         self._queue: queue.Queue[Message] = queue.Queue(QUEUE_SIZE)
         self._process: subprocess.Popen[str] | None = None
@@ -91,7 +102,8 @@ class Feeder(threading.Thread):
         self._first = ()
         while True:
             message = self._queue.get()
-            if not self._deliver(process, message) or "finish" in message:
+            self.has_all = "finish" in message
+            if not self._deliver(process, message) or self.has_all:
                 return
 
     def _deliver(self, process: subprocess.Popen[str], message: Message) -> bool:
@@ -108,7 +120,10 @@ class Feeder(threading.Thread):
         found = json.loads(answer) if answer else {"error": f"its process ended ({_how_it_ended(process)})"}
         if error := found.get("error"):
             self.fail(str(error))
-        return not error
+            return False
+        self.answered = True
+        self.by_hand = found.get("by_hand", self.by_hand)
+        return True
 
     def _kill(self) -> None:
         if self._process is not None:
@@ -130,4 +145,5 @@ def without_secrets(text: str) -> str:
             text = text.replace(value, "***")
     text = re.sub(r"://[^/\s@]+@", "://***@", text)
     text = _OPAQUE.sub("***", text)
-    return text.strip().split("\n", 1)[0][:300].rstrip(".")
+    text = text.strip().split("\n", 1)[0].rstrip(".")
+    return text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON].rstrip()} [...]"

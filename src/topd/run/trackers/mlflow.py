@@ -1,5 +1,6 @@
 """MLflow: a SQLite file in the run folder's trackers/mlflow, unless the user sets MLFLOW_TRACKING_URI."""
 
+import contextlib
 import json
 import os
 import time
@@ -14,6 +15,8 @@ from topd.run.trackers.values import Table, flat
 EXPERIMENT = "topd"
 BATCH = 100
 """Parameters that the server takes in one request."""
+FIRST_TRIES = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+"""For the first requests: a server that is not there is noticed within seconds."""
 LONGEST_VALUE = 6000
 LONGEST_TAG = 5000
 
@@ -31,12 +34,13 @@ class Run(Tracker):
 
         here = "MLFLOW_TRACKING_URI" not in os.environ
         self._client = MlflowClient(tracking_uri=f"sqlite:///{start.folder / 'mlflow.db'}" if here else None)
-        if start.run_id is None:
-            experiment = self._experiment(str(start.folder / "artifacts") if here else None)
-            self.run_id = self._client.create_run(experiment, run_name=start.name).info.run_id
-        else:
-            self.run_id = start.run_id
-            self._client.update_run(self.run_id, status="RUNNING")
+        with _impatient(self._client.tracking_uri):
+            if start.run_id is None:
+                experiment = self._experiment(str(start.folder / "artifacts") if here else None)
+                self.run_id = self._client.create_run(experiment, run_name=start.name).info.run_id
+            else:
+                self.run_id = start.run_id
+                self._client.update_run(self.run_id, status="RUNNING")
         self._configure(start)
 
     def _experiment(self, artifacts: str | None) -> str:
@@ -75,6 +79,24 @@ class Run(Tracker):
     def finish(self, status: str) -> None:
         self._client.set_tag(self.run_id, "status", status)
         self._client.set_terminated(self.run_id, _STATUS[status])
+
+
+@contextlib.contextmanager
+def _impatient(server: str) -> Iterator[None]:
+    """Few and short tries, unless the user's environment says how many. Later requests outlast a server's restart."""
+    from mlflow.exceptions import MlflowException
+
+    ours = {name: value for name, value in FIRST_TRIES.items() if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    except MlflowException as error:
+        if "Max retries exceeded" not in str(error):
+            raise
+        raise ConnectionError(f"no answer from {server}") from error
+    finally:
+        for name in ours:
+            del os.environ[name]
 
 
 def _name(name: str) -> str:

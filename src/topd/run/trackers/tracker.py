@@ -38,6 +38,9 @@ class Tracker(ABC):
     run_id: str
     """What a resumed run finds this one by."""
 
+    by_hand: str | None = None
+    """A command that sends what is kept on this machine, for a tracker that sends later than it answers."""
+
     @staticmethod
     @abstractmethod
     def where(folder: Path) -> str:

@@ -1,6 +1,7 @@
 """trackio: a SQLite file in the run folder's trackers/trackio, unless the user's environment names another place."""
 
 import os
+import secrets
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,8 @@ class Run(Tracker):
     def where(folder: Path) -> str:
         os.environ.setdefault("TRACKIO_DIR", str(folder))
         os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+        if not (os.environ.get("TRACKIO_SERVER_URL") or os.environ.get("TRACKIO_SPACE_ID")):
+            os.environ.setdefault("HF_HUB_OFFLINE", "1")  # else trackio asks the Hub for the user's name
         return next(
             (os.environ[name] for name in ("TRACKIO_SERVER_URL", "TRACKIO_SPACE_ID") if os.environ.get(name)),
             "here" if os.environ["TRACKIO_DIR"] == str(folder) else os.environ["TRACKIO_DIR"],
@@ -24,10 +27,12 @@ class Run(Tracker):
     def __init__(self, start: Start) -> None:
         import trackio
 
+        # trackio goes on with the latest run of a name: in a store that others write to, the name must be this run's alone
+        alone = self.where(start.folder) == "here"
         self._table = trackio.Table
         self._run = trackio.init(
             project=PROJECT,
-            name=start.name,
+            name=start.run_id or (start.name if alone else f"{start.name}-{secrets.token_hex(3)}"),
             resume="never" if start.run_id is None else "allow",
             config={**flat(start.config), **flat(start.environment, "environment.")},
             embed=False,

@@ -2,6 +2,7 @@
 
 import netrc
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ class Run(Tracker):
         self._teardown = wandb.teardown
         self._table = wandb.Table
         self.run_id = self._run.id
+        self.by_hand = f"wandb sync {shlex.quote(self._run.settings.sync_dir)}"
         self._calls = start.calls
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
@@ -47,7 +49,7 @@ class Run(Tracker):
 
     def _log(self, step: int, content: Mapping[str, Any]) -> None:
         """wandb's own step counts calls, on over a resume; the x-axis is the number called step (`define_metric`)."""
-        self._run.log({**content, "step": step}, step=self._calls)
+        self._run.log({**content, "step": step}, step=self._calls, commit=True)
         self._calls += 1
 
     def finish(self, status: str) -> None:
@@ -70,6 +72,10 @@ def _settle(folder: Path) -> None:
         "WANDB_ERROR_REPORTING": "false",
         "WANDB_X_DISABLE_STATS": "true",
         "WANDB_X_DISABLE_META": "true",
+        "WANDB_X_SAVE_REQUIREMENTS": "false",
+        "WANDB_HOST": "-",
+        "WANDB_INIT_TIMEOUT": "30",
+        "WANDB_X_TRANSACTION_LOG_FLUSH_INTERVAL": "1",  # else rows are lost when its process ends early
     }
     if not _is_logged_in():
         settings["WANDB_MODE"] = "offline"
