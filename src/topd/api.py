@@ -37,9 +37,9 @@ def rescore(run: str | Path, *overrides: str) -> dict[str, Any]:
     """The credit of a run's stored rollouts under other settings, compared with its own; also written to RUN/rescores/NAME.json.
 
     `overrides` are the command line's words: `topd.rescore("runs/mine", "--algorithm.alpha", "0.1")`. The keys are those of
-    `topd.report.rescore.Rescore`. Raises ConfigError for what cannot be recomputed.
+    `topd.report.rescoring.rescore.Rescore`. Raises ConfigError for what cannot be recomputed.
     """
-    from topd.report.rescore import rescore as recompute
+    from topd.report.rescoring.rescore import rescore as recompute
 
     return dict(recompute(run, overrides))
 

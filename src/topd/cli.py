@@ -184,8 +184,8 @@ def _nothing_more(verb: str, rest: Sequence[str]) -> None:
 
 
 def _rescore(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
-    from topd.report.rescore import rescore
-    from topd.report.rescore_table import show
+    from topd.report.rescoring.rescore import rescore
+    from topd.report.rescoring.table import show
 
     show(arguments.run, rescore(arguments.run, rest, steps=arguments.steps, name=arguments.name))
     return 0

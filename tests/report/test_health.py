@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topd import config_file
-from topd.report import health, health_learning, health_service, verdict
-from topd.report.health import LEVELS, Verdict, verdicts
+from topd.report.health import checks as health
+from topd.report.health import learning, service, verdict
+from topd.report.health.checks import LEVELS, Verdict, verdicts
+from topd.report.health.verdict import MIN_STEPS, Series, change
 from topd.report.stored import StoredRun
 from topd.report.stored_step import StoredGroup, StoredRollout, StoredStep
-from topd.report.verdict import MIN_STEPS, Series, change
 from topd.run.catalogue import METRICS, NAMES
 from topd.run.healthy import HEALTHY, of_case
 
@@ -586,7 +587,7 @@ def test_nothing_that_a_folder_may_hold_raises(
 
 def every_text() -> list[str]:
     texts = [text for healthy in HEALTHY.values() for text in (healthy.words, healthy.outside, healthy.advice, healthy.source)]
-    sources = [Path(module.__file__).read_text() for module in (health, health_learning, health_service, verdict)]
+    sources = [Path(module.__file__).read_text() for module in (health, learning, service, verdict)]
     literals = (literal for source in sources for literal in re.findall(r'"([^"\n]*)"', source))
     return [*texts, *(re.sub(r"\{[^}]*\}", "", literal) for literal in literals)]
 

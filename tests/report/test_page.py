@@ -25,7 +25,7 @@ from topd.cli import main
 from topd.errors import ConfigError
 from topd.report import page
 from topd.report.page import differences, render, write
-from topd.report.rescore import rescore
+from topd.report.rescoring.rescore import rescore
 from topd.report.stored import read_run
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror='alert(2)'>\"'&{{7*7}}"

@@ -20,8 +20,8 @@ from tests.e2e.tiny import tiny_config
 from tests.report.folders import TOPD, VECTOR, by_hand, floor, write_run, write_step
 from topd.cli import main
 from topd.errors import ConfigError
-from topd.report.credit_difference import binned, edges_for, ranks
-from topd.report.rescore import rescore
+from topd.report.rescoring.difference import binned, edges_for, ranks
+from topd.report.rescoring.rescore import rescore
 from topd.report.stored import read_run
 
 PUBLISHED = {0.2: [0.4772, -1.4909, 0.9075, 0.6532, -0.5469], 0.1: [0.4939, -1.4815, 0.8833, 0.6749, -0.5705]}
@@ -376,7 +376,7 @@ def test_commands_of_the_page_run(run: Path, capsys: pytest.CaptureFixture[str])
 
 def test_nothing_of_the_streams_is_changed(vector: Path) -> None:
     """`credit` is pure, so both settings see the same tokens."""
-    from topd.report.recredit import credit_input
+    from topd.report.rescoring.recredit import credit_input
 
     step = read_run(vector).step(1)
     assert step is not None

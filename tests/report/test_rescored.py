@@ -11,9 +11,9 @@ import pytest
 from plotly.utils import PlotlyJSONEncoder
 
 from tests.report.folders import VECTOR, write_run
-from topd.report.credit_difference import PAIRS, SINGLES
-from topd.report.rescore import rescore
 from topd.report.rescored import rescored
+from topd.report.rescoring.difference import PAIRS, SINGLES
+from topd.report.rescoring.rescore import rescore
 from topd.report.stored import StoredRun, read_run
 
 WORDS = {9: b"7", 14: b"<b>\x1b", 1: b";", 7: b"8"}

@@ -23,7 +23,7 @@ from plotly.utils import PlotlyJSONEncoder
 
 from topd.errors import ConfigError, RunStopped, first_line
 from topd.report.charts import COLORS, axes, charts, legend
-from topd.report.health import verdicts
+from topd.report.health.checks import verdicts
 from topd.report.lens import MAX_TOKENS, Held, hold
 from topd.report.rescored import rescored
 from topd.report.stored import StoredRun, names, number, read_run

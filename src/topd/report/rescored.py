@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from topd.errors import first_line
 from topd.report.charts import COLORS, figure_of
-from topd.report.credit_difference import PAIRS, SINGLES
+from topd.report.rescoring.difference import PAIRS, SINGLES
 from topd.report.stored import StoredRun
 from topd.report.tokens import Texts, plain, show_text
 

@@ -104,16 +104,12 @@ class Lens {
     this.step = choice.step === undefined ? last(this.stepList) : nearest(this.stepList, "step", choice.step);
     this.group = this.step.groups.find((group) => group.index === choice.group)
       ?? this.step.groups.find((group) => group.index === this.step.worst?.[0]?.group) ?? this.step.groups[0];
-    const there = this.run.streams.filter((stream) => this.has(stream.key));
-    this.stream = there.find((stream) => stream.key === choice.colour) ?? there[0] ?? null;
+    this.there = this.run.streams.filter((stream) => this.run.scale?.[stream.key] != null);
+    this.stream = this.there.find((stream) => stream.key === choice.colour) ?? this.there[0] ?? null;
     this.known ??= last(this.stepList).step; // The newest step when the reader last chose one.
     Object.assign(choice, { run: this.run.name, step: this.step.step, group: this.group.index });
     choice.colour = this.stream?.key ?? choice.colour;
     return true;
-  }
-
-  has(key) {
-    return this.run.scale?.[key] != null;
   }
 
   draw() {
@@ -145,18 +141,16 @@ class Lens {
     this.drawColours();
   }
 
-  /** One radio button per stream of the run; those that are there stay, for the focus is on one of them. */
+  /** One radio button per stream that the run has; those that are there stay, for the focus is on one of them. */
   drawColours() {
-    const { streams } = this.run;
+    const streams = this.there;
     if (streams.map(({ key }) => key).join() !== this.radios.map(({ value }) => value).join()) {
       this.radios = streams.map(({ key }) => el("input", { type: "radio", name: "lens-colour", value: key }));
       const labels = streams.map(({ label }, i) => el("label", {}, this.radios[i], el("span", {}, label)));
       this.colours.replaceChildren(el("legend", {}, "Colour by"), ...labels);
     }
-    for (const radio of this.radios) {
-      radio.checked = radio.value === this.stream?.key;
-      radio.disabled = !this.has(radio.value);
-    }
+    this.colours.hidden = !streams.length;
+    for (const radio of this.radios) radio.checked = radio.value === this.stream?.key;
   }
 
   summary(group) {

@@ -18,7 +18,7 @@ function strength(x, scale) {
 /** The shade of a value: -LEVELS to LEVELS, 0 where there is no number. */
 function level(value, scale) {
   const x = numeric(value);
-  return x === null || !(scale > 0) ? 0 : Math.round(LEVELS * strength(x, scale));
+  return x === null || !(scale > 0) ? 0 : Math.sign(x) * Math.round(LEVELS * Math.abs(strength(x, scale)));
 }
 
 function shade(number) {

@@ -1,7 +1,7 @@
 """Health of a run in words, with the evidence: verdicts(run, steps), worst first.
 
-Each check is a function Watched -> verdicts, in the table at the end. Those on what was learned are in health_learning.py, those
-on how the work went in health_service.py; the rules of usual values and changes in verdict.py, the ranges in run/healthy.py. What
+Each check is a function Watched -> verdicts, in the table at the end. Those on what was learned are in learning.py, those
+on how the work went in service.py; the rules of usual values and changes in verdict.py, the ranges in run/healthy.py. What
 does not apply to a run is left out.
 """
 
@@ -11,13 +11,10 @@ from itertools import chain
 
 import numpy as np
 
-from topd.report import health_learning, health_service
 from topd.report.credit import floor_of
-from topd.report.credit_difference import TOP_SHARE, top_sum
-from topd.report.health_learning import AGREED, CHANGE
-from topd.report.stored import StoredRun, number
-from topd.report.stored_step import Numbers, StoredStep
-from topd.report.verdict import (
+from topd.report.health import learning, service
+from topd.report.health.learning import AGREED, CHANGE
+from topd.report.health.verdict import (
     LEVELS,
     MIN_STEPS,
     Evidence,
@@ -31,6 +28,9 @@ from topd.report.verdict import (
     percent,
     span,
 )
+from topd.report.rescoring.difference import TOP_SHARE, top_sum
+from topd.report.stored import StoredRun, number
+from topd.report.stored_step import Numbers, StoredStep
 from topd.run.catalogue import NAMES, VOLATILE, declared_name
 from topd.run.healthy import HEALTHY, of_case
 
@@ -296,7 +296,7 @@ def mismatch(watched: Watched) -> Iterator[Verdict]:
 
 CHECKS = (
     *(state, infinite, missing),
-    *health_learning.CHECKS,
+    *learning.CHECKS,
     *(end_tokens, concentration, rejected, tail, movement, mismatch),
-    *health_service.CHECKS,
+    *service.CHECKS,
 )

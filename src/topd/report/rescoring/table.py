@@ -8,8 +8,8 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from topd.report.credit_difference import PAIRS, SINGLES, OldNew, Row
-from topd.report.rescore import ChangedToken, Rescore
+from topd.report.rescoring.difference import PAIRS, SINGLES, OldNew, Row
+from topd.report.rescoring.rescore import ChangedToken, Rescore
 from topd.report.scales import ratio, scale_of, signed
 from topd.report.stored import StoredRun, read_run
 from topd.report.terminal import Column, open_console, plain_text, print_block, print_table, token_text

@@ -2,7 +2,7 @@
 
 run folder + changed keys of `[algorithm]` -> RUN/rescores/NAME.json
 
-The shape of the file is `Rescore` below, with `Row`, `Histogram` and `Joint` of credit_difference.py. Nothing else in the folder
+The shape of the file is `Rescore` below, with `Row`, `Histogram` and `Joint` of difference.py. Nothing else in the folder
 is touched, and it may be that of a run in training.
 
 The credit is the algorithm's own (`topd.algorithms`), on the stored log-probs and grades. It is first computed under the run's
@@ -20,8 +20,8 @@ import numpy as np
 from topd import config_file
 from topd.config import AlgorithmConfig
 from topd.errors import ConfigError, RunStopped
-from topd.report.credit_difference import Credited, Histogram, Joint, Row, binned, edges_for, row, sums_of
-from topd.report.recredit import check_stored, credit_input, credited
+from topd.report.rescoring.difference import Credited, Histogram, Joint, Row, binned, edges_for, row, sums_of
+from topd.report.rescoring.recredit import check_stored, credit_input, credited
 from topd.report.stored import StoredRun, read_run, spans
 from topd.report.stored_step import StoredStep
 from topd.run.files import write_json

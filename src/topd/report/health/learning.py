@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from topd.report.stored import number
-from topd.report.verdict import (
+from topd.report.health.verdict import (
     MIN_STEPS,
     Change,
     Evidence,
@@ -19,6 +18,7 @@ from topd.report.verdict import (
     previous,
     span,
 )
+from topd.report.stored import number
 from topd.run.healthy import HEALTHY
 
 CHANGE = 0.1

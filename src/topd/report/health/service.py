@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from topd.report.health_learning import AGREED, CHANGE
-from topd.report.verdict import (
+from topd.report.health.learning import AGREED, CHANGE
+from topd.report.health.verdict import (
     MIN_STEPS,
     Evidence,
     Level,

@@ -9,7 +9,7 @@ from topd import algorithms
 from topd.algorithms.base import Algorithm
 from topd.config import AlgorithmConfig
 from topd.errors import ConfigError
-from topd.report.credit_difference import Credited
+from topd.report.rescoring.difference import Credited
 from topd.report.stored_step import StoredStep
 from topd.types import CreditInput
 
