@@ -547,3 +547,22 @@ def test_a_folder_without_a_run_is_refused(folder: Path, tmp_path: Path, watch: 
     assert "there is no run folder at" in capsys.readouterr().err
     assert command(tmp_path, *watch) == 2
     assert "holds no config.toml" in capsys.readouterr().err
+
+
+def test_a_page_goes_through_links_and_never_over_what_is_no_file(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "real.html").write_text("old")
+    (tmp_path / "link.html").symlink_to("real.html")
+    write([folder], tmp_path / "link.html")
+    assert (tmp_path / "link.html").is_symlink()
+    assert (tmp_path / "real.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="is a folder or a device"):
+        write([folder], tmp_path / "pipe")
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_a_folder_whose_name_is_no_text_has_its_page(folder: Path, tmp_path: Path) -> None:
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/bad\xff"))
+    odd.symlink_to(folder)
+    assert write([odd], tmp_path / "odd.html").is_file()
+    assert write([folder, odd, f"{folder}/"]) == folder / "report.html"  # one folder under three names
