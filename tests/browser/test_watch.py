@@ -14,6 +14,7 @@ import tomli_w
 
 from tests.browser.conftest import colour_by, opened
 from tests.e2e.tiny import tiny_config
+from tests.report.folders import VECTOR, write_metrics, write_run
 
 
 @contextlib.contextmanager
@@ -80,8 +81,43 @@ def steps_in(tab) -> int:
 def test_a_page_whose_server_has_gone_says_so(tab, quickstart: Path, complaints: list[str]) -> None:
     with running("report", str(quickstart), "--watch", "--port", "0") as report:
         opened(tab, report.stdout.readline().split()[0])
-        tab.get_by_text("Last looked").wait_for()
     tab.get_by_text("does not answer").wait_for()
     assert complaints
     assert all("ERR_CONNECTION_REFUSED" in complaint for complaint in complaints)
     complaints.clear()
+
+
+def test_news_keep_what_is_open_and_focused_and_silence_is_kept_without_news(tab, tmp_path: Path) -> None:
+    """As long as nothing is new the page is not loaded again, and its status is not touched: it would be read out."""
+    folder = write_run(tmp_path / "run", {"a": VECTOR}, words={9: b"two"})
+    rows = [{"teacher/gap": 0.5, "seconds/step": 1.0}, {"teacher/gap": 0.25, "seconds/step": 1.0}]
+    write_metrics(folder, rows)
+    asked: list[str] = []
+    with running("report", str(folder), "--watch", "--port", "0") as report:
+        opened(tab, report.stdout.readline().split()[0])
+        tab.on("request", lambda request: asked.append(request.url.rsplit("/", 1)[1]))
+        tab.evaluate(
+            """() => { window.changes = 0;
+                new MutationObserver(() => window.changes++)
+                    .observe(document.querySelector("#live"), { childList: true, characterData: true, subtree: true }); }"""
+        )
+        tab.locator("#chart-gap .plot[data-ready]").wait_for()
+        tab.locator("#settings summary", has_text="Environment").click()
+        tab.locator("#settings summary", has_text="Configuration").focus()
+        tab.wait_for_timeout(5000)
+        assert asked.count("state") >= 2
+        assert "" not in asked
+        assert tab.evaluate("window.changes") == 0
+
+        (folder / "environment.json").write_text(json.dumps({"where": "elsewhere"}))
+        write_metrics(folder, [*rows, {"teacher/gap": 0.125, "seconds/step": 1.0}])
+        tab.get_by_text(re.compile(r"newest data from \d\d:\d\d:\d\d")).wait_for()
+        assert tab.locator("#settings td", has_text="elsewhere").is_visible()
+        assert tab.evaluate("[document.activeElement.localName, document.activeElement.textContent]") == [
+            "summary",
+            "Configuration, resolved",
+        ]
+        assert tab.locator("#settings details[open] summary").all_inner_texts() == ["Environment"]
+        assert "0.125 at step 3" in tab.locator("#chart-gap .plot").get_attribute("aria-label")
+        tab.wait_for_timeout(4500)
+        assert tab.evaluate("window.changes") == 1

@@ -30,10 +30,18 @@ function themed(figure, axis) {
     plot_bgcolor: "rgba(0,0,0,0)",
     xaxis: { ...x, ...line, minexponent: 7 },
     yaxis: { ...figure.layout.yaxis, ...line },
-    hoverlabel: { bgcolor: variable("--card"), bordercolor: variable("--line"), font: { color: variable("--fg") }, namelength: innerWidth < 600 ? 24 : 48 },
+    hoverlabel: { bgcolor: variable("--card"), bordercolor: variable("--line"), font: { color: variable("--fg") }, namelength: -1 },
+    modebar: { bgcolor: "rgba(0,0,0,0)", color: variable("--muted"), activecolor: variable("--accent") },
     legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { size: 11 } },
     margin: { l: 60, r: 12, t: 8, b: 44 },
   };
+}
+
+/** A name of a trace that leaves room for its numbers; names of runs differ at their ends. Entities stay whole. */
+function fitting(name) {
+  const letters = name?.match(/&#?\w+;|./gsu) ?? [];
+  const most = innerWidth < 600 ? 20 : 44;
+  return letters.length > most ? `\u2026${letters.slice(1 - most).join("")}` : name;
 }
 
 /** The traces with steps replaced by what the reader compares over. */
@@ -52,7 +60,8 @@ async function draw(chart, figure) {
   if (!figure.isConnected) return;
   const axis = $("#axis").value;
   const plot = $(".plot", figure);
-  await library.react(plot, over(chart.figure.data, axis), themed(chart.figure, axis), {
+  const traces = over(chart.figure.data, axis).map((trace) => ({ ...trace, name: fitting(trace.name) }));
+  await library.react(plot, traces, themed(chart.figure, axis), {
     responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
   });
   plot.dataset.ready = "1";
