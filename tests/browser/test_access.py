@@ -58,6 +58,8 @@ def check_names(tab) -> None:
     assert tab.evaluate(UNTITLED) == []
     assert tab.evaluate(BOXES) == 0
     assert tab.locator("figure [role=img]").count() == 0
+    labels = tab.locator(".modebar-btn").evaluate_all("(all) => [...new Set(all.map((one) => one.ariaLabel))]")
+    assert labels == ["Download plot as a PNG", "Zoom", "Pan", "Zoom in", "Zoom out", "Reset axes"]  # and nothing that shares
 
 
 def test_everything_has_a_name_and_headings_skip_no_level(tab, quickstart: Path) -> None:

@@ -62,7 +62,8 @@ async function draw(chart, figure) {
   const plot = $(".plot", figure);
   const traces = over(chart.figure.data, axis).map((trace) => ({ ...trace, name: fitting(trace.name) }));
   await library.react(plot, traces, themed(chart.figure, axis), {
-    responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+    responsive: true, displaylogo: false, plotlyServerURL: "", // Nothing of a run may be sent anywhere.
+    modeBarButtonsToRemove: ["sendChartToCloud", "select2d", "lasso2d", "autoScale2d"],
   });
   plot.dataset.ready = "1";
   state.drawn.set(chart.id, [chart, figure]);
