@@ -69,7 +69,7 @@ CHARTS = (
         section="Teacher",
         title="Reward of a token",
         lines={"token_reward/mean": "mean"},
-        note="TOP-D's is never below log(1 - alpha).",
+        note="The proximal reward is never below log(1 - alpha).",
     ),
     Chart(
         id="token-reward-spread",
