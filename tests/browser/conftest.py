@@ -29,8 +29,9 @@ def missing(why: str) -> None:
     pytest.skip(why)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[object]:
+    """Ends with this folder's tests: while playwright runs, asyncio.run() does not work in this thread."""
     found = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
     try:
         from playwright.sync_api import Error, sync_playwright

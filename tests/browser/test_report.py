@@ -115,7 +115,7 @@ def test_curves_can_be_drawn_over_tokens(tab, quickstart: Path) -> None:
     opened(tab, quickstart / "report.html")
     draw_all(tab)
     tab.locator("#axis").select_option("tokens")
-    tab.wait_for_function("document.querySelector('#chart-gap .plot').layout.xaxis.title.text === 'completion tokens'")
+    tab.wait_for_function("() => document.querySelector('#chart-gap .plot').layout.xaxis.title.text === 'completion tokens'")
     expected = [row["tokens/total"] for row in rows(quickstart, "metrics.jsonl")]
     assert tab.evaluate("document.querySelector('#chart-gap .plot').data[0].x") == expected
 

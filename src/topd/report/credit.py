@@ -14,7 +14,7 @@ import numpy as np
 from topd.report.stored import StoredRun
 from topd.report.stored_step import StoredStep
 
-COLORS = ("log_ratio", "reward", "return", "advantage")
+STREAMS = ("log_ratio", "reward", "return", "advantage")
 """Streams that tokens are coloured by."""
 
 NUM_EXTREMES = 10
@@ -26,6 +26,9 @@ _READ_WITH = {
     "reward_power": ("reward", ("power",)),
     "discount": ("returns", ("discounted",)),
 }
+
+TOP_SHARE = 0.01
+"""The tokens with the largest advantages, by whose part of the whole one sees how far credit is spread."""
 
 _NORMALIZED = {"group_tokens": "group std", "group_rollouts": "group std", "batch_tokens": "batch std"}
 
@@ -41,7 +44,7 @@ class Stream:
 
 
 def streams_of(run: StoredRun, *, has_teacher: bool) -> tuple[Stream, ...]:
-    """COLORS with the units that they have under the run's own settings. `has_teacher`: its rollouts were scored by one."""
+    """STREAMS with the units that they have under the run's own settings. `has_teacher`: its rollouts were scored by one."""
     algorithm = algorithm_of(run)
     reward = "grade" if not has_teacher else "probability" if algorithm.get("reward") == "power" else "nats"
     by_default = "group std" if "std_floor" in algorithm else reward if has_teacher else "weight"
@@ -55,7 +58,7 @@ def streams_of(run: StoredRun, *, has_teacher: bool) -> tuple[Stream, ...]:
         "the reward, with the credit for what followed",
         "the return, as the update weighs it",
     )
-    rows = zip(COLORS, labels, units, meanings, strict=True)
+    rows = zip(STREAMS, labels, units, meanings, strict=True)
     return tuple(Stream(key=key, label=label, unit=unit, meaning=meaning) for key, label, unit, meaning in rows)
 
 
@@ -99,6 +102,12 @@ class Extreme:
     value: float
 
 
+def differ_within(step: StoredStep, stream: str) -> bool:
+    """Whether some completion has tokens with different numbers: where it has not, no token stands out."""
+    parts = (rollout.streams.get(stream, np.zeros(0)) for group in step.groups for rollout in group.rollouts)
+    return any(len(np.unique(part[~np.isnan(part)])) > 1 for part in parts)
+
+
 def extremes(step: StoredStep, stream: str, *, lowest: bool, count: int = NUM_EXTREMES) -> list[Extreme]:
     """The tokens of a whole step with the lowest (or highest) numbers of a stream, the most extreme and the earlier first."""
     pick = heapq.nsmallest if lowest else heapq.nlargest
@@ -118,3 +127,9 @@ def _candidates(step: StoredStep, stream: str, lowest: bool, count: int) -> Iter
                 yield Extreme(
                     group=group.index, rollout=rollout.index, token=token, token_id=ids[token], value=float(values[token])
                 )
+
+
+def top_sum(size: np.ndarray[Any, np.dtype[np.float64]]) -> tuple[int, float]:
+    """How many the largest TOP_SHARE of some numbers are, and their sum."""
+    top = math.ceil(TOP_SHARE * len(size))
+    return top, float(np.partition(size, len(size) - top)[len(size) - top :].sum()) if top else 0.0

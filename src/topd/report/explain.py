@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from topd.errors import ConfigError
-from topd.report.credit import COLORS, Extreme, algorithm_of, extremes, floor_of, settings_in_use, streams_of
+from topd.report.credit import STREAMS, Extreme, algorithm_of, differ_within, extremes, floor_of, settings_in_use, streams_of
 from topd.report.scales import NEAR_ZERO, Scale, ratio, scale_of, signed
 from topd.report.stored import StoredRun, read_run, spans
 from topd.report.stored_step import Numbers, StoredGroup, StoredRollout, StoredStep
@@ -54,7 +54,7 @@ def explain(
 
     `step`: the last one with rollouts, if None. `group`: its index in the step, or a prompt id; if None, the one with the step's
     worst-rejected token, or without a teacher with the largest |advantage|. `rollout`: whose tokens are listed; if None, the one
-    with the group's worst token. `color`: one of COLORS. `tokens`: list those of all rollouts.
+    with the group's worst token. `color`: one of STREAMS. `tokens`: list those of all rollouts.
     """
     console = console or open_console()
     view = _find(read_run(path), step, group, rollout, color)
@@ -72,10 +72,10 @@ def _find(run: StoredRun, step: int | None, group: str | None, rollout: int | No
     stored = _step(run, step)
     leading = "log_ratio" if _has(stored, "log_ratio") else "advantage"
     color = color or leading
-    if color not in COLORS:
-        raise ConfigError(f"--color must be one of {', '.join(COLORS)}; found '{color}'.")
+    if color not in STREAMS:
+        raise ConfigError(f"--color must be one of {', '.join(STREAMS)}; found '{color}'.")
     if not _has(stored, color):
-        there = [name for name in COLORS if _has(stored, name)]
+        there = [name for name in STREAMS if _has(stored, name)]
         raise ConfigError(
             f"--color {color}: the rollouts of step {stored.step} hold no {color}. Choose from {', '.join(there) or 'nothing'}."
         )
@@ -247,7 +247,12 @@ def _show_extremes(view: View, console: Console) -> None:
     teacher = _has(view.step, "log_ratio")
     context = 24 if not console.is_terminal or console.width >= 100 else 10
     worst = "worst-rejected tokens of the step (lowest log-ratio)" if teacher else "tokens of the step with the lowest advantage"
-    for title, found in ((worst, view.worst), ("most-credited tokens of the step (highest advantage)", view.best)):
+    best = "most-credited tokens of the step (highest advantage)"
+    lists = (("log_ratio" if teacher else "advantage", worst, view.worst), ("advantage", best, view.best))
+    shown = [(title, found) for stream, title, found in lists if differ_within(view.step, stream)]
+    if not shown:
+        console.print("", Text("all tokens of a completion have the same credit: none stands out"), sep="\n")
+    for title, found in shown:
         console.print("", Text(f"the {len(found)} {title}", style="bold"), sep="\n")
         names = ("student\nlog-p", "teacher\nlog-p", "log-\nratio", "reward", "advan-\ntage")
         columns = [

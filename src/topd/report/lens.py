@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from topd.report.credit import COLORS, Extreme, extremes, floor_of, streams_of
+from topd.report.credit import STREAMS, Extreme, differ_within, extremes, floor_of, streams_of
 from topd.report.stored import StoredRun, names
 from topd.report.stored_step import StoredGroup, StoredRollout, StoredStep
 from topd.report.tokens import Shown, Texts, plain, show_text
@@ -32,7 +32,7 @@ _KINDS = {"text": "t", "space": "s", "newline": "n", "mark": "m"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What a page holds of one run: `data` for its lens.js, and the steps that were read for it, as far as memory goes."""
+    """What a page holds of one run: `data` for its lens.js, and the steps that were read for it; of large ones the newest."""
 
     data: Mapping[str, Any]
     steps: tuple[StoredStep, ...]
@@ -48,22 +48,21 @@ def _hold(run: StoredRun, label: str, max_tokens: int, wanted: Sequence[int] | N
     texts = Texts(run.vocabulary() if run.steps else {})
     page = _Page(texts)
     kept: list[StoredStep] = []
-    num_kept, steps = 0, []
+    steps = []
     numbers = _spread(run, max_tokens) if wanted is None else [step for step in run.steps if step in wanted]
     for number in numbers:
         step = run.step(number)
         if step is None or not step.groups:
             continue
-        if num_kept < _KEPT_TOKENS:
-            kept.append(step)
-            num_kept += step.num_tokens
+        kept.append(step)
+        while len(kept) > 1 and sum(each.num_tokens for each in kept) > _KEPT_TOKENS:
+            del kept[0]
         steps.append(page.step(step, max_tokens // len(numbers)))
     floor = floor_of(run)
     streams = streams_of(run, has_teacher=page.has_teacher)
     data = {
         "name": label,
         "path": str(run.path),
-        "algorithm": run.setting("algorithm.type"),
         "has_teacher": page.has_teacher,
         "streams": [asdict(stream) for stream in streams],
         "floor": floor[0] if floor else None,
@@ -95,7 +94,7 @@ class _Page:
     def __init__(self, texts: Texts) -> None:
         self.texts = texts
         self.used: set[int] = set()
-        self._values: dict[str, list[np.ndarray[Any, Any]]] = {key: [] for key in COLORS}
+        self._values: dict[str, list[np.ndarray[Any, Any]]] = {key: [] for key in STREAMS}
 
     @property
     def has_teacher(self) -> bool:
@@ -114,7 +113,7 @@ class _Page:
 
     def step(self, step: StoredStep, max_tokens: int) -> dict[str, Any]:
         worst = extremes(step, "log_ratio", lowest=True)
-        credited = extremes(step, "advantage", lowest=False) if _differ_within(step, "advantage") else []
+        credited = extremes(step, "advantage", lowest=False) if differ_within(step, "advantage") else []
         chosen, longest = _choose(step, [*_alternating(worst, credited)], max_tokens)
         held = {group.index for group in chosen}
 
@@ -125,7 +124,6 @@ class _Page:
         return {
             "step": step.step,
             "num_groups": len(step.groups),
-            "num_tokens": step.num_tokens,
             "groups": [self._group(group, longest) for group in chosen],
             "worst": listed(worst),
             "credited": listed(credited),
@@ -149,10 +147,10 @@ class _Page:
             "prompt": _encoded(show_text(group.prompt)),
             "answer": None if group.answer is None else _encoded(show_text(group.answer)),
             "policy_version": group.policy_version,
-            "rollouts": [self._rollout(rollout, longest) for rollout in group.rollouts],
+            "rollouts": [self._rollout(rollout, longest, graded=group.answer is not None) for rollout in group.rollouts],
         }
 
-    def _rollout(self, rollout: StoredRollout, longest: int) -> dict[str, Any]:
+    def _rollout(self, rollout: StoredRollout, longest: int, *, graded: bool) -> dict[str, Any]:
         ids = rollout.token_ids[:longest]
         self.used |= set(ids)
         for key, parts in self._values.items():
@@ -166,7 +164,7 @@ class _Page:
             mean_reward = _number(float(rewards.mean(dtype=np.float64))) if len(rewards) else None
         return {
             "index": rollout.index,
-            "grade": rollout.grade,
+            "grade": rollout.grade if graded else None,
             "finish_reason": rollout.finish_reason,
             "update": rollout.update,
             "num_tokens": len(rollout.token_ids),
@@ -211,12 +209,6 @@ def _encoded(shown: Shown) -> str | list[tuple[str, str]]:
     if all(segment.kind == "text" for segment in shown):
         return "".join(segment.text for segment in shown)
     return [(_KINDS[segment.kind], segment.text) for segment in shown]
-
-
-def _differ_within(step: StoredStep, stream: str) -> bool:
-    """Whether some completion has tokens with different numbers: where it has not, no token stands out."""
-    parts = (rollout.streams.get(stream, np.zeros(0)) for group in step.groups for rollout in group.rollouts)
-    return any(len(np.unique(part[~np.isnan(part)])) > 1 for part in parts)
 
 
 def _rounded_up(value: float) -> float:

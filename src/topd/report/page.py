@@ -25,10 +25,10 @@ from topd.errors import ConfigError, RunStopped, first_line
 from topd.report.charts import COLORS, axes, charts, legend
 from topd.report.health.checks import verdicts
 from topd.report.lens import MAX_TOKENS, Held, hold
-from topd.report.rescored import rescored
-from topd.report.stored import StoredRun, names, number, read_run
+from topd.report.rescoring.figures import rescored
+from topd.report.stored import StoredRun, names, number, read_run, spans
 from topd.report.stored_step import StoredStep
-from topd.run.files import write_text
+from topd.run.files import flat, write_text
 
 SECTIONS = (("result", "Result"), ("health", "Health"), ("curves", "Curves"), ("tokens", "Tokens"), ("settings", "Settings"))
 _SCRIPTS = ("dom.js", "token_text.js", "card.js", "lens.js", "curves.js", "report.js")
@@ -46,15 +46,9 @@ def write(
 
     Raises ConfigError for a folder that holds no run, or an output that cannot be written.
     """
-    unique = {Path(path).expanduser().resolve(): path for path in reversed(paths)}
-    runs = [read_run(path) for path in reversed(unique.values())]
+    runs = read_runs(paths)
     target = _target(runs, output)
-    for step in steps or ():
-        if not any(step in run.steps for run in runs):
-            stored = sorted({number for run in runs for number in run.steps})
-            raise ConfigError(
-                f"--steps: there are no rollouts of step {step}. Stored are: {', '.join(map(str, stored)) or 'none'}."
-            )
+    check_steps(runs, steps)
     text = render(runs, max_tokens=max_tokens, steps=steps)
     try:
         write_text(target.resolve(), text)
@@ -63,6 +57,24 @@ def write(
             f"{target} could not be written: {first_line(error.__cause__ or error)}. Give another with --output."
         ) from error
     return target
+
+
+def read_runs(paths: Sequence[Path | str]) -> list[StoredRun]:
+    """Every folder once, however it is named. Raises ConfigError for one that holds no run."""
+    unique: dict[Path, Path | str] = {}
+    for path in paths:
+        unique.setdefault(Path(path).expanduser().resolve(), path)
+    return [read_run(path) for path in unique.values()]
+
+
+def check_steps(runs: Sequence[StoredRun], steps: Sequence[int] | None) -> None:
+    """Raise ConfigError for steps that no run holds, or will hold."""
+    for step in steps or ():
+        if not any(
+            step in run.steps or (not run.finished and len(run.metrics) < step <= (run.planned_steps or 0)) for run in runs
+        ):
+            stored = sorted({number for run in runs for number in run.steps})
+            raise ConfigError(f"--steps: there are no rollouts of step {step}. Stored are: {spans(stored) or 'none'}.")
 
 
 def _target(runs: Sequence[StoredRun], output: Path | str | None) -> Path:
@@ -126,9 +138,9 @@ def render(
 
 def differences(runs: Sequence[StoredRun]) -> list[tuple[str, list[str]]]:
     """Settings that are not the same in all runs, but for the folder: (dotted key, value in each run)."""
-    flat = [dict(_flat(run.config)) for run in runs]
-    keys = sorted({key for each in flat for key in each} - {"run.directory", "run.resume"})
-    rows = [(key, [_written_out(each[key]) if key in each else "-" for each in flat]) for key in keys]
+    settings = [flat(run.config) for run in runs]
+    keys = sorted({key for each in settings for key in each} - {"run.directory", "run.resume"})
+    rows = [(key, [_written_out(each[key]) if key in each else "-" for each in settings]) for key in keys]
     return [(key, values) for key, values in rows if len(set(values)) > 1]
 
 
@@ -183,7 +195,7 @@ def _run(run: StoredRun, label: str, color: str, steps: Sequence[StoredStep]) ->
         "good": good,
         "counts": ", ".join(count for count in levels if not count.startswith("0 ")) + ".",
         "config": _text(run.path / "config.toml"),
-        "environment": list(_flat(run.environment)),
+        "environment": list(flat(run.environment).items()),
     }
 
 
@@ -194,16 +206,15 @@ def _state(run: StoredRun) -> str:
     if run.finished:
         return f"{what}; finished after {done} steps."
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(_written(run.path)))
-    return f"{what}; {done} of {planned or '?'} steps, not finished; the folder was last written to at {when}."
+    return f"{what}; {done} of {planned or '?'} steps, not finished; it last wrote something at {when}."
 
 
 def _written(folder: Path) -> float:
-    """When the newest file was written. Files that vanish meanwhile do not count: a run replaces its own."""
+    """When the run last wrote something. Files that vanish meanwhile do not count: a run replaces its own."""
     newest = 0.0
-    with contextlib.suppress(OSError):
-        for file in folder.iterdir():
-            with contextlib.suppress(OSError):
-                newest = max(newest, file.stat().st_mtime)
+    for name in ("config.toml", "metrics.jsonl", "evals.jsonl", "rollouts", "updates", "checkpoints"):
+        with contextlib.suppress(OSError):
+            newest = max(newest, (folder / name).stat().st_mtime)
     return newest
 
 
@@ -213,7 +224,7 @@ def _headline(run: StoredRun, label: str) -> Iterator[dict[str, Any]]:
         rows = [row for row in run.evaluations if row["benchmark"] == benchmark]
         student = sorted((row for row in rows if row["model"] == "student"), key=lambda row: row["step"])
         base = [row for row in student[:1] if row["step"] == 0]
-        teacher = [row for row in rows if row["model"] == "teacher"][-1:]
+        teacher = [row for row in rows if row["model"] == "teacher"][:1]
         three = (("base", base), ("student", [row for row in student[-1:] if row["step"] > 0]), ("teacher", teacher))
         for who, found in three:
             for row in found:
@@ -252,18 +263,23 @@ def _shown(value: Any, form: str) -> str:
 
 def _sampling(held: Sequence[Held], runs: Sequence[StoredRun]) -> str:
     """How much of the rollouts is in the page."""
-    words, all_there = [], True
+    words, all_there, longest = [], True, 0
     for each, run in zip(held, runs, strict=True):
         steps = each.data["steps"]
         groups, of_groups = sum(len(step["groups"]) for step in steps), sum(step["num_groups"] for step in steps)
         all_there = all_there and groups == of_groups and len(steps) == len(run.steps)
+        rollouts = [rollout for step in steps for group in step["groups"] for rollout in group["rollouts"]]
+        longest = max([longest, *(len(rollout["ids"]) for rollout in rollouts if len(rollout["ids"]) < rollout["num_tokens"])])
         name = f"{each.data['name']}: " if len(runs) > 1 else ""
         words.append(f"{name}{groups} of the {of_groups} prompts of {len(steps)} steps, out of {len(run.steps)} steps")
+    if not any(run.steps for run in runs):
+        return "There are no rollouts yet."
+    cut = f" Of long completions it holds the first {longest:,} tokens." if longest else ""
     if all_there:
-        return "All rollouts are in this page."
+        return "This page holds all rollouts." + cut
     return (
         f"This page holds a sample of the rollouts ({'; '.join(words)}): evenly spread steps, of each as many prompts as fit, "
-        "those with the worst-rejected and the most-credited tokens first. The lists of tokens are over all rollouts of a step."
+        f"those with the worst-rejected and the most-credited tokens first.{cut} The lists of tokens are over whole steps."
     )
 
 
@@ -272,11 +288,3 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         return f"could not be read: {error}"
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value

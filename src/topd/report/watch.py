@@ -14,8 +14,7 @@ from pathlib import Path
 
 from topd.errors import ConfigError, TopdError, first_line
 from topd.report.lens import MAX_TOKENS
-from topd.report.page import render
-from topd.report.stored import read_run
+from topd.report.page import check_steps, read_runs, render
 from topd.run.interrupt import Interrupted, interruptible
 
 HOST = "127.0.0.1"
@@ -79,7 +78,7 @@ def _handler(pages: Pages) -> type[BaseHTTPRequestHandler]:
 
         def do_GET(self) -> None:
             host, _, port = (self.headers.get("Host") or "").partition(":")
-            if host not in (HOST, "localhost") or port != str(self.connection.getsockname()[1]):
+            if host not in (HOST, "localhost") or (port or "80") != str(self.connection.getsockname()[1]):
                 self._answer(403, "text/plain", "this server answers requests to this machine alone\n")
                 return
             path = self.path.partition("?")[0]
@@ -127,14 +126,13 @@ def make_server(
 ) -> ThreadingHTTPServer:
     """A server that is not serving yet. Raises ConfigError for a folder that holds no run, or a port that is taken."""
 
-    folders = [Path(path).expanduser() for path in dict.fromkeys(map(str, paths))]
+    runs = read_runs(paths)
+    check_steps(runs, steps)
+    folders = [run.path for run in runs]
 
     def make(now: str) -> str:
-        runs = [read_run(path) for path in folders]
-        return render(runs, max_tokens=max_tokens, steps=steps, watch=SECONDS, state=now)
+        return render(read_runs(folders), max_tokens=max_tokens, steps=steps, watch=SECONDS, state=now)
 
-    for path in folders:
-        read_run(path)
     try:
         return _Server((HOST, port), _handler(Pages(folders, make)))
     except (OSError, OverflowError) as error:

@@ -79,8 +79,8 @@ def restore(path: Path, trainer: Trainer) -> int:
             raise KeyError(min(missing))
     except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
         raise ConfigError(
-            f"the checkpoint {path} is damaged ({type(error).__name__}: {error}). Delete that folder to go on from the one "
-            "before."
+            f"the checkpoint {path} is damaged, or another version wrote it ({type(error).__name__}: {error}). Delete that "
+            "folder to go on from the one before."
         ) from error
     with torch.no_grad():
         for name, parameter in trainer.trainable().items():

@@ -21,7 +21,7 @@ from typing import Any
 from topd import config_file
 from topd.config import Config
 from topd.errors import ConfigError
-from topd.run.files import PARTIAL, append_line, read_lines, remove, write_json, write_text
+from topd.run.files import PARTIAL, append_line, flat, read_lines, remove, write_json, write_text
 
 _ENDPOINT = "base_url|api_key_env|max_concurrent_requests|wait_s|timeout_s|patience_s|max_attempts|max_dropped_share"
 MAY_CHANGE = re.compile(
@@ -157,10 +157,10 @@ def _check_claim(path: Path, config: Config) -> None:
 
 def _check_unchanged(recorded: Path, config: Config) -> None:
     try:
-        before = _flat(tomllib.loads(recorded.read_text(encoding="utf-8")))
+        before = flat(tomllib.loads(recorded.read_text(encoding="utf-8")))
     except ValueError as error:
         raise ConfigError(f"{recorded} is damaged ({error}). Put the run's configuration back to go on with it.") from error
-    now = _flat(tomllib.loads(config_file.dump(config)))
+    now = flat(tomllib.loads(config_file.dump(config)))
     changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
     refused = [key for key in changed if not MAY_CHANGE.fullmatch(key)]
     refused += [key for key in changed if key.endswith(".base_url") and (key in before) != (key in now)]
@@ -172,13 +172,6 @@ def _check_unchanged(recorded: Path, config: Config) -> None:
             f"the configuration is not that of the run in {recorded.parent}: {found}. Set it back to go on, or start a new run "
             "in another run.directory. (run.steps may change if trainer.schedule is constant.)"
         )
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-    return flat
 
 
 def environment(data_sha256: str) -> dict[str, Any]:

@@ -89,6 +89,14 @@ def parsed_lines(path: Path) -> Iterator[dict[str, Any] | Exception]:
             yield error
 
 
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, with dotted keys."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return found
+
+
 def flush(path: Path) -> None:
     """Force a file, or all files of a folder, to disk."""
     for file in [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]:

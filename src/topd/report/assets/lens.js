@@ -157,7 +157,8 @@ class Lens {
     const start = plain(group.prompt).trim();
     const right = group.rollouts.filter((rollout) => rollout.grade === 1).length;
     const cut = start.length > 40 ? `${Array.from(start).slice(0, 40).join("")}\u2026` : start;
-    return `${group.index}: \u2068${cut}\u2069 \u2014 ${right}/${group.rollouts.length} right`;
+    const outcome = group.answer === null ? "not graded" : `${right}/${group.rollouts.length} right`;
+    return `${group.index}: \u2068${cut}\u2069 \u2014 ${outcome}`;
   }
 
   drawLegend() {

@@ -121,9 +121,9 @@ async function start() {
   state.lens = new Lens($("#lens"), state.data.lens);
   $("#curve-controls").hidden = false;
   $("#axis").addEventListener("change", redrawAll);
+  for (const section of document.querySelectorAll("[data-live]")) sources.set(section, section.innerHTML);
   layCharts();
   document.documentElement.dataset.ready = "1";
-  for (const section of document.querySelectorAll("[data-live]")) sources.set(section, section.innerHTML);
   const seconds = Number(document.documentElement.dataset.watch);
   if (seconds) follow(seconds);
 }

@@ -11,7 +11,7 @@ from itertools import chain
 
 import numpy as np
 
-from topd.report.credit import floor_of
+from topd.report.credit import TOP_SHARE, floor_of, top_sum
 from topd.report.health import learning, service
 from topd.report.health.learning import AGREED, CHANGE
 from topd.report.health.verdict import (
@@ -28,7 +28,6 @@ from topd.report.health.verdict import (
     percent,
     span,
 )
-from topd.report.rescoring.difference import TOP_SHARE, top_sum
 from topd.report.stored import StoredRun, number
 from topd.report.stored_step import Numbers, StoredStep
 from topd.run.catalogue import NAMES, VOLATILE, declared_name

@@ -10,11 +10,15 @@ from typing import Any, TypedDict
 
 import numpy as np
 
+from topd.report.credit import top_sum
+
 Values = np.ndarray[Any, np.dtype[np.float64]]
 
-TOP_SHARE = 0.01
 NEAR_FLOOR = 0.9
 """A reward is at its floor if it is below this share of it: for log(1 - alpha), near a tenth of the student's probability."""
+
+FORMAT = 1
+"""Of the files in rescores/; another number means another shape."""
 
 NUM_BINS = 40
 _OUTER = 0.5
@@ -38,6 +42,22 @@ SINGLES = {
     "sign_changes": "tokens whose advantage changes sign",
 }
 """What a Row says of the two together."""
+
+
+def changes_in_words(changed: Mapping[str, Mapping[str, Any]]) -> str:
+    """{"alpha": {"old": 0.2, "new": 0.1}} -> "alpha 0.2 -> 0.1"."""
+    return ", ".join(f"{key} {'unset' if v['old'] is None else v['old']} -> {v['new']}" for key, v in changed.items())
+
+
+def written(name: str, value: float | int | None) -> str:
+    """A number of a Row as people read it; "-" where it is not defined."""
+    if value is None:
+        return "-"
+    if name == "silent_groups":
+        return f"{value:,.0f}"
+    if name in ("floor_share", "top_share", "sign_changes"):
+        return f"{value:.1%}"
+    return f"{value:.4f}" if name in ("reward_std", "mean_abs_advantage") else f"{value:+.4f}"
 
 
 class OldNew(TypedDict):
@@ -135,12 +155,6 @@ def _side_sums(side: Credited, both: np.ndarray[Any, np.dtype[np.bool_]]) -> dic
         "top": top_sum(size)[1],
         "silent": float(side.silent_groups),
     }
-
-
-def top_sum(size: Values) -> tuple[int, float]:
-    """How many the largest TOP_SHARE of some numbers are, and their sum."""
-    top = math.ceil(TOP_SHARE * len(size))
-    return top, float(np.partition(size, len(size) - top)[len(size) - top :].sum()) if top else 0.0
 
 
 def row(sums: Sums, step: int | None) -> Row:

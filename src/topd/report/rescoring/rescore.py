@@ -20,7 +20,7 @@ import numpy as np
 from topd import config_file
 from topd.config import AlgorithmConfig
 from topd.errors import ConfigError, RunStopped
-from topd.report.rescoring.difference import Credited, Histogram, Joint, Row, binned, edges_for, row, sums_of
+from topd.report.rescoring.difference import FORMAT, Credited, Histogram, Joint, Row, binned, edges_for, row, sums_of
 from topd.report.rescoring.recredit import check_stored, credit_input, credited
 from topd.report.stored import StoredRun, read_run, spans
 from topd.report.stored_step import StoredStep
@@ -261,7 +261,7 @@ class _Comparison:
         old, new = self.old.model_dump(), self.new.model_dump()
         shared, old_edges, new_edges = (edges.tolist() for edges in self.edges)
         return {
-            "format": 1,
+            "format": FORMAT,
             "name": name,
             "topd_version": version("topd"),
             "changed": {key: {"old": old.get(key), "new": new[key]} for key in given if old.get(key) != new[key]},

@@ -8,9 +8,9 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from topd.report.rescoring.difference import PAIRS, SINGLES, OldNew, Row
+from topd.report.rescoring.difference import PAIRS, SINGLES, OldNew, Row, changes_in_words, written
 from topd.report.rescoring.rescore import ChangedToken, Rescore
-from topd.report.scales import ratio, scale_of, signed
+from topd.report.scales import scale_of, signed
 from topd.report.stored import StoredRun, read_run
 from topd.report.terminal import Column, open_console, plain_text, print_block, print_table, token_text
 from topd.report.tokens import Texts
@@ -39,10 +39,6 @@ def show(path: Path | str, found: Rescore, console: Console | None = None) -> No
 
 
 def _facts(run: StoredRun, found: Rescore) -> Mapping[str, str]:
-    changed = [
-        f"{key} {'unset' if values['old'] is None else values['old']} -> {values['new']}"
-        for key, values in found["changed"].items()
-    ]
     largest = found["largest_difference"]
     proof = "nothing: the rollouts hold no advantages to compare with"
     if largest is not None:
@@ -50,37 +46,11 @@ def _facts(run: StoredRun, found: Rescore) -> Mapping[str, str]:
         proof = f"the run's own settings give the stored advantages of its {found['num_tokens']:,} tokens back{apart}"
     return {
         "run": str(run.path),
-        "changed": ", ".join(changed) or "nothing: these are the run's own settings",
+        "changed": changes_in_words(found["changed"]) or "nothing: these are the run's own settings",
         "checked": proof,
         "saved": str(run.path / "rescores" / f"{found['name']}.json"),
         **({"left out": f"steps {found['skipped_steps']}"} if found["skipped_steps"] else {}),
     }
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
-
-
-def _whole(value: float | int | None) -> str:
-    return "-" if value is None else f"{value:,.0f}"
-
-
-def _decimals(value: float | None) -> str:
-    return "-" if value is None else f"{value:+.4f}"
-
-
-def _unsigned(value: float | None) -> str:
-    return _decimals(value).removeprefix("+")
-
-
-_FORMS: Mapping[str, Any] = {
-    "reward_mean": _decimals,
-    "reward_std": _unsigned,
-    "mean_abs_advantage": ratio,
-    "silent_groups": _whole,
-    **dict.fromkeys(("floor_share", "top_share", "sign_changes"), _percent),
-    **dict.fromkeys(("pearson", "spearman", "cosine"), _decimals),
-}
 
 
 def _show_overall(console: Console, overall: Row) -> None:
@@ -91,10 +61,9 @@ def _show_overall(console: Console, overall: Row) -> None:
     rows: list[list[Text | str]] = []
     for key, title in PAIRS.items():
         pair: OldNew = values[key]
-        form = _FORMS[key]
         over = f"{overall['groups']:,} groups" if key == "silent_groups" else f"{tokens} tokens"
-        rows.append([f"{title:<42}", form(pair["old"]), form(pair["new"]), over])
-    rows += [[f"{title:<42}", "", _FORMS[key](values[key]), f"{tokens} tokens"] for key, title in SINGLES.items()]
+        rows.append([f"{title:<42}", written(key, pair["old"]), written(key, pair["new"]), over])
+    rows += [[f"{title:<42}", "", written(key, values[key]), f"{tokens} tokens"] for key, title in SINGLES.items()]
     console.print("", Text("all steps", "bold"), sep="\n")
     columns = [
         Column(heading=f"{'':<42}"),
@@ -111,15 +80,15 @@ def _show_steps(console: Console, rows: list[Row]) -> None:
     each: list[list[Text | str]] = []
     for row in rows:
         values: Mapping[str, Any] = row
-        silent = row["silent_groups"]
+        silent = [written("silent_groups", row["silent_groups"][side]) for side in ("old", "new")]
         alike.append(
             [
-                *(str(row["step"]), f"{row['groups']:,}", _whole(silent["old"]), _whole(silent["new"])),
-                *(_FORMS[key](values[key]) for key in SINGLES),
+                *(str(row["step"]), f"{row['groups']:,}", *silent),
+                *(written(key, values[key]) for key in SINGLES),
                 f"{row['compared']:,}",
             ]
         )
-        pairs = [_FORMS[key](values[key][side]) for key in PAIRS if key != "silent_groups" for side in ("old", "new")]
+        pairs = [written(key, values[key][side]) for key in PAIRS if key != "silent_groups" for side in ("old", "new")]
         each.append([str(row["step"]), *pairs[:-1], Text(f"{pairs[-1]:>6}")])
     headings = ("step", "groups", "silent\nold", "silent\nnew", "Pearson", "Spear-\nman", "cosine", "sign\nchanges", "tokens")
     console.print("", Text("step by step: how alike the two credits are", "bold"), sep="\n")

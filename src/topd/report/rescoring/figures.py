@@ -9,18 +9,9 @@ import plotly.graph_objects as go
 
 from topd.errors import first_line
 from topd.report.charts import COLORS, figure_of
-from topd.report.rescoring.difference import PAIRS, SINGLES
+from topd.report.rescoring.difference import FORMAT, PAIRS, SINGLES, changes_in_words, written
 from topd.report.stored import StoredRun
 from topd.report.tokens import Texts, plain, show_text
-
-FORMAT = 1
-
-_FORMS = {
-    **dict.fromkeys(("reward_mean", "reward_std", "mean_abs_advantage"), ".4g"),
-    **dict.fromkeys(("floor_share", "top_share", "sign_changes"), ".2%"),
-    **dict.fromkeys(("pearson", "spearman", "cosine"), ".4f"),
-    "silent_groups": ",d",
-}
 
 
 def rescored(run: StoredRun, label: str) -> Iterator[dict[str, Any]]:
@@ -36,7 +27,7 @@ def rescored(run: StoredRun, label: str) -> Iterator[dict[str, Any]]:
 
 
 def _entry(found: Mapping[str, Any], key: str, label: str, texts: Texts) -> dict[str, Any]:
-    changed = ", ".join(f"{name}: {change['old']} -> {change['new']}" for name, change in found["changed"].items())
+    changed = changes_in_words(found["changed"])
     overall = found["overall"]
     notes = [
         f"Over {overall['compared']:,} of {overall['tokens']:,} tokens in {len(found['steps'])} steps of {label}. "
@@ -47,8 +38,8 @@ def _entry(found: Mapping[str, Any], key: str, label: str, texts: Texts) -> dict
         "title": f"{label}: {found['name']}" + (f" ({changed})" if changed else ""),
         "notes": notes,
         "rows": [
-            *((words, *(_shown(overall[name][side], _FORMS[name]) for side in ("old", "new"))) for name, words in PAIRS.items()),
-            *((words, "", _shown(overall[name], _FORMS[name])) for name, words in SINGLES.items()),
+            *((words, *(written(name, overall[name][side]) for side in ("old", "new"))) for name, words in PAIRS.items()),
+            *((words, "", written(name, overall[name])) for name, words in SINGLES.items()),
         ],
         "tokens": [
             (

@@ -11,16 +11,16 @@ import pytest
 from plotly.utils import PlotlyJSONEncoder
 
 from tests.report.folders import VECTOR, write_run
-from topd.report.rescored import rescored
 from topd.report.rescoring.difference import PAIRS, SINGLES
+from topd.report.rescoring.figures import rescored
 from topd.report.rescoring.rescore import rescore
 from topd.report.stored import StoredRun, read_run
 
 WORDS = {9: b"7", 14: b"<b>\x1b", 1: b";", 7: b"8"}
 FORMS = {
-    **dict.fromkeys(("reward_mean", "reward_std", "mean_abs_advantage"), ".4g"),
-    **dict.fromkeys(("floor_share", "top_share", "sign_changes"), ".2%"),
-    **dict.fromkeys(("pearson", "spearman", "cosine"), ".4f"),
+    **dict.fromkeys(("reward_std", "mean_abs_advantage"), ".4f"),
+    **dict.fromkeys(("floor_share", "top_share", "sign_changes"), ".1%"),
+    **dict.fromkeys(("reward_mean", "pearson", "spearman", "cosine"), "+.4f"),
     "silent_groups": ",d",
 }
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -58,7 +58,7 @@ def test_a_rescore_is_shown_with_its_numbers(run: Path) -> None:
     read, [entry] = entries(run)
     overall = found["overall"]
     assert read.problems == []
-    assert entry["title"] == f"mine: {found['name']} (alpha: 0.2 -> 0.1)"
+    assert entry["title"] == f"mine: {found['name']} (alpha 0.2 -> 0.1)"
     assert entry["notes"] == [f"Over 10 of 10 tokens in 1 steps of mine. Made by topd {found['topd_version']}."]
     rows = numbers(entry)
     for name, form in FORMS.items():
@@ -137,7 +137,7 @@ def test_what_is_not_defined_is_a_dash(run: Path) -> None:
     read, [entry] = entries(run)
     rows = numbers(entry)
     assert rows["spearman"] == ["", "-"]
-    assert rows["floor_share"] == ["50.00%", "-"]
+    assert rows["floor_share"] == ["50.0%", "-"]
     assert read.problems == []
 
 
@@ -152,7 +152,7 @@ def test_a_file_of_another_shape_is_named_and_the_others_are_shown(run: Path) ->
     for name, found in (("a", {"format": 2}), ("b", {}), ("z", {"format": 1})):
         put(run, found, name)
     read, shown = entries(run)
-    assert [entry["title"] for entry in shown] == ["mine: m (alpha: 0.2 -> 0.1)"]
+    assert [entry["title"] for entry in shown] == ["mine: m (alpha 0.2 -> 0.1)"]
     assert [problem.startswith("a file in rescores/ could not be shown (") for problem in read.problems] == [True] * 3
     assert "its format is 2" in read.problems[0]
 
