@@ -92,8 +92,8 @@ def test_other_machines_without_a_token_are_warned_about(monkeypatch, capsys):
         (["builtin:tiny-teacher", "--device", "abacus"], '--device = "abacus" cannot be used'),
         (["builtin:tiny-teacher", "--host", "256.0.0.1"], "--host 256.0.0.1 cannot be resolved"),
         (["builtin:tiny-teacher", "--host", "203.0.113.7"], "cannot be used"),
-        (["builtin:tiny-teacher", "--colour", "red"], "does not know --colour"),
-        (["builtin:tiny-teacher", "--run.seed", "1"], "does not know --run.seed"),
+        (["builtin:tiny-teacher", "--colour", "red"], "does not know '--colour'"),
+        (["builtin:tiny-teacher", "--run.seed", "1"], "does not know '--run.seed'"),
     ],
 )
 def test_what_cannot_be_used_ends_with_two(words, expected, capsys):
