@@ -49,9 +49,10 @@ def _hold(run: StoredRun, label: str, max_tokens: int, wanted: Sequence[int] | N
     page = _Page(texts)
     kept: list[StoredStep] = []
     steps = []
-    numbers = _spread(run, max_tokens) if wanted is None else [step for step in run.steps if step in wanted]
+    last = _last(run) if wanted is None else None
+    numbers = _spread(run, last, max_tokens) if last else [step for step in run.steps if step in (wanted or ())]
     for number in numbers:
-        step = run.step(number)
+        step = last if last is not None and number == last.step else run.step(number)
         if step is None or not step.groups:
             continue
         kept.append(step)
@@ -76,13 +77,13 @@ def _hold(run: StoredRun, label: str, max_tokens: int, wanted: Sequence[int] | N
     return Held(data=data, steps=tuple(kept))
 
 
-def _spread(run: StoredRun, max_tokens: int) -> list[int]:
-    """Steps to hold: as many as leave room for a few groups in each, the first and the last among them."""
-    if not run.steps:
-        return []
-    last = next((step for number in reversed(run.steps) if (step := run.step(number)) is not None and step.groups), None)
-    if last is None:
-        return []
+def _last(run: StoredRun) -> StoredStep | None:
+    """The newest step that can be read."""
+    return next((step for number in reversed(run.steps) if (step := run.step(number)) is not None and step.groups), None)
+
+
+def _spread(run: StoredRun, last: StoredStep, max_tokens: int) -> list[int]:
+    """Steps to hold: as many as leave room for a few groups as long as the last ones, the first and the last among them."""
     of_group = max(1, sum(group.num_tokens for group in last.groups) // len(last.groups))
     count = min(len(run.steps), max(2, max_tokens // (_MIN_GROUPS * of_group)))
     return [run.steps[i] for i in sorted(set(np.linspace(0, len(run.steps) - 1, count).round().astype(int).tolist()))]
