@@ -62,7 +62,7 @@ class StoredRun:
         """Token id -> (bytes, special). Empty, with a problem noted, if the run has none."""
         path = self.path / "vocabulary.parquet"
         if not path.exists():
-            self._note("vocabulary.parquet is not there (topd before 0.2 did not store it), so tokens are shown by their ids")
+            self._note("vocabulary.parquet is not there (older versions did not store it), so tokens are shown by their ids")
             return {}
         try:
             return vocabulary.read(path)

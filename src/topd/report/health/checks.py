@@ -33,8 +33,6 @@ from topd.report.stored_step import Numbers, StoredStep
 from topd.run.catalogue import NAMES, VOLATILE, declared_name
 from topd.run.healthy import HEALTHY, of_case
 
-__all__ = ["LEVELS", "Evidence", "Level", "Verdict", "verdicts"]
-
 REJECTED = math.log(0.1)
 """A token at a tenth of the student's probability, as in token_reward/floor_share."""
 
