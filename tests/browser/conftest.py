@@ -98,12 +98,13 @@ def picture(tab, name: str, **options: object) -> None:
     tab.screenshot(path=SCREENSHOTS / f"{name}.png", **options)
 
 
-def draw_all(tab) -> None:
-    """Scroll through the page, so that every curve is drawn."""
+def draw_all(tab, most: int = 1000) -> None:
+    """Scroll through the page, so that every curve is drawn, or the first ones."""
     tab.evaluate(
-        """async () => { for (const figure of document.querySelectorAll("figure")) {
+        """async (most) => { for (const figure of [...document.querySelectorAll("figure")].slice(0, most)) {
             figure.scrollIntoView();
             for (let i = 0; i < 100 && !figure.querySelector(".plot[data-ready]"); i++)
                 await new Promise((go) => setTimeout(go, 50));
-        } window.scrollTo(0, 0); }"""
+        } window.scrollTo(0, 0); }""",
+        most,
     )

@@ -89,7 +89,7 @@ def test_eight_runs_with_long_names(tab, quickstart: Path, tmp_path: Path) -> No
     from topd.report.page import write
 
     opened(tab, write(folders_of_eight(quickstart, tmp_path), tmp_path / "eight.html"))
-    draw_all(tab)
+    draw_all(tab, most=5)
     width = tab.viewport_size["width"]
     assert tab.evaluate("document.documentElement.scrollWidth") == width
     assert tab.locator("#legend li").all_inner_texts() == [LONG.format(i) for i in range(8)]

@@ -466,7 +466,7 @@ def test_one_noisy_step_makes_no_verdict() -> None:
     """Except for spikes and counts, which say so."""
     quiet = {"reward/mean", "step", "policy_version", "train/updates", "train/grad_norm_max", "seconds/step", "tokens/rollout"}
     for name in sorted(healthy_row(0).keys() - quiet - {"reward/grader_errors", "teacher/dropped_groups", "teacher/retries"}):
-        for i in range(12):
+        for i in (0, 5, 10, 11):
             for factor in (100.0, -100.0, 0.0):
                 rows = healthy_rows()
                 rows[i][name] = rows[i][name] * factor
