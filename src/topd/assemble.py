@@ -52,7 +52,7 @@ class Parts:
     """It may be there to be evaluated only."""
     benchmarks: Sequence[Benchmark]
     num_leaks: int
-    """Training problems left out because a benchmark asks the same question."""
+    """Training problems left out because a held-out problem asks the same."""
     cache: ScoreCache | None
     """Where the scores of served teachers are kept until the step is stored."""
     opened: ExitStack
@@ -95,7 +95,8 @@ def _assemble(config: Config, cache_path: Path | None, opened: ExitStack) -> Par
     policy = load_policy(config, device)
     benchmarks = load_benchmarks(config, task, policy)
     train = without_leaks(task.train, [problem for benchmark in benchmarks for problem in benchmark.held_out])
-    prompts = make_prompts(train, policy, config.task, name="train", room=config.rollout.max_completion_tokens)
+    room = config.rollout.max_completion_tokens
+    prompts = make_prompts(train, policy, config.task, name="train", room=room).prompts
     check_prompts(prompts, algorithm, config.algorithm.type)
     transport = make_transport(config, opened) if config.rollout.engine == "vllm" else None
     has_served = any(teacher.base_url for teacher in config.teachers_by_name().values())
@@ -111,7 +112,7 @@ def _assemble(config: Config, cache_path: Path | None, opened: ExitStack) -> Par
         engine=VllmEngine(config, policy, background, transport=transport) if transport else make_engine(config, policy),
         teacher=make_teacher(config, policy, prompts, benchmarks if config.eval.teacher else [], background, cache),
         benchmarks=benchmarks,
-        num_leaks=len(task.train) - len(train),
+        num_leaks=task.num_leaks + len(task.train) - len(train),
         cache=cache,
         opened=opened.pop_all(),
     )

@@ -25,7 +25,7 @@ def task(**changes: object) -> JsonlConfig:
 
 
 def test_plain_prompts_are_the_question_and_its_suffix(model: LanguageModel) -> None:
-    [prompt] = make_prompts([Problem(question="1+2=")], model, task(prompt_suffix="="), name="train", room=8)
+    [prompt] = make_prompts([Problem(question="1+2=")], model, task(prompt_suffix="="), name="train", room=8).prompts
     assert prompt.text == "1+2=="
     assert model.tokenizer.decode(prompt.token_ids) == "1+2=="
     assert prompt.id == "train/0"
@@ -45,19 +45,19 @@ def test_long_prompts_are_an_error_or_dropped(model: LanguageModel) -> None:
     problems = [Problem(question="1" * 300), Problem(question="1+2=")]
     with pytest.raises(ConfigError, match=r"train/0 has 300 tokens; with 8 .* \(256\)"):
         make_prompts(problems, model, task(), name="train", room=8)
-    [kept] = make_prompts(problems, model, task(max_prompt_tokens=10), name="train", room=8)
+    [kept] = make_prompts(problems, model, task(max_prompt_tokens=10), name="train", room=8).prompts
     assert kept.text == "1+2="
     with pytest.raises(ConfigError, match="drops every train prompt"):
         make_prompts(problems, model, task(max_prompt_tokens=1), name="train", room=8)
 
 
 def test_a_demonstration_ends_with_the_end_token_unless_it_is_cut(model: LanguageModel) -> None:
-    [prompt] = make_prompts([Problem(question="1+2=", demonstration="3")], model, task(), name="train", room=8)
+    [prompt] = make_prompts([Problem(question="1+2=", demonstration="3")], model, task(), name="train", room=8).prompts
     whole, cut = demonstrate(prompt, model, 8), demonstrate(prompt, model, 1)
     assert whole.token_ids[-1] == model.eos_token_ids[0]
     assert (len(whole.token_ids), whole.finish_reason) == (2, "stop")
     assert (len(cut.token_ids), cut.finish_reason) == (1, "length")
-    [bare] = make_prompts([Problem(question="1+2=")], model, task(), name="train", room=8)
+    [bare] = make_prompts([Problem(question="1+2=")], model, task(), name="train", room=8).prompts
     with pytest.raises(ConfigError, match="no demonstration"):
         demonstrate(bare, model, 8)
 

@@ -43,7 +43,8 @@ def load_benchmarks(config: Config, task: Task, model: LanguageModel) -> list[Be
     benchmarks = []
     for name, task_config, loaded in named or [("held_out", config.task, task)]:
         problems = loaded.held_out[: config.eval.max_problems]
-        prompts = make_prompts(problems, model, task_config, name=name, room=room, room_key=f"{key}.max_completion_tokens")
+        room_key = f"{key}.max_completion_tokens"
+        prompts = make_prompts(problems, model, task_config, name=name, room=room, room_key=room_key).prompts
         if not prompts and named:
             raise ConfigError(f'eval.benchmarks: "{name}" has no held-out problems. Set its task.eval_path or eval_split.')
         if prompts:

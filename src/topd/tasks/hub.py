@@ -4,16 +4,12 @@ from topd.config import HubConfig
 from topd.errors import ConfigError, first_line
 from topd.tasks.grading import SCORERS
 from topd.tasks.jsonl import problem_from
-from topd.tasks.task import Problem, Task, unique, without_leaks
+from topd.tasks.task import Problem, Task, split_task
 
 
 def load(config: HubConfig) -> Task:
-    held_out = unique(_read(config, config.eval_split)) if config.eval_split else []
-    return Task(
-        train=without_leaks(_read(config, config.split), held_out),
-        held_out=held_out,
-        score=SCORERS[config.grader],
-    )
+    held_out = _read(config, config.eval_split) if config.eval_split else []
+    return split_task(_read(config, config.split), held_out, SCORERS[config.grader])
 
 
 def _read(config: HubConfig, split: str) -> list[Problem]:

@@ -8,16 +8,15 @@ from typing import Any
 from topd.config import JsonlConfig
 from topd.errors import ConfigError
 from topd.tasks.grading import SCORERS
-from topd.tasks.task import Problem, Task, unique, without_leaks
+from topd.tasks.task import Problem, Task, split_task
 
 BUILTIN = Path(__file__).parent.parent / "builtin"
 FIELDS = {"prompt", "answer", "domain", "demonstration"}
 
 
 def load(config: JsonlConfig) -> Task:
-    held_out = unique(read(config.eval_path, "task.eval_path")) if config.eval_path else []
-    train = without_leaks(read(config.path, "task.path"), held_out)
-    return Task(train=train, held_out=held_out, score=SCORERS[config.grader])
+    held_out = read(config.eval_path, "task.eval_path") if config.eval_path else []
+    return split_task(read(config.path, "task.path"), held_out, SCORERS[config.grader])
 
 
 def read(name: str, key: str) -> list[Problem]:
@@ -62,4 +61,5 @@ def problem_from(row: Mapping[str, Any], where: str) -> Problem:
         answer=text["answer"],
         domain=str(row.get("domain") or "default"),
         demonstration=text["demonstration"],
+        source=where,
     )

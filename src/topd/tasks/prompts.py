@@ -5,7 +5,9 @@ Before: the task's problems. After: rollout/embedded.py (or the demonstrations, 
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from jinja2 import TemplateError
@@ -19,6 +21,17 @@ from topd.tasks.task import Problem
 from topd.types import Prompt, Rollout
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderedPrompts:
+    """Prompts that can be sampled from, and what the caller has to say about the others."""
+
+    prompts: list[Prompt]
+    too_long: tuple[Problem, ...] = ()
+    """Problems with more than `task.max_prompt_tokens` tokens."""
+    unknown: tuple[tuple[str, str], ...] = ()
+    """(id, characters) of every prompt with characters that the tokenizer maps to its unknown or padding token."""
+
+
 def make_prompts(
     problems: Sequence[Problem],
     model: LanguageModel,
@@ -27,25 +40,28 @@ def make_prompts(
     name: str,
     room: int,
     room_key: str = "rollout.max_completion_tokens",
-) -> list[Prompt]:
-    """Render and tokenize. Prompts with more than `task.max_prompt_tokens` tokens are dropped.
+) -> RenderedPrompts:
+    """Render and tokenize. Those with more than `task.max_prompt_tokens` tokens are set apart.
 
     Raises ConfigError for a prompt that, with `room` completion tokens, exceeds the model's context; `room_key` is the setting
     behind `room`.
     """
     prompts = [_prompt(problem, model.tokenizer, config, f"{name}/{i}") for i, problem in enumerate(problems)]
-    if config.max_prompt_tokens is not None:
-        prompts = [prompt for prompt in prompts if len(prompt.token_ids) <= config.max_prompt_tokens]
-        if problems and not prompts:
-            raise ConfigError(f"task.max_prompt_tokens = {config.max_prompt_tokens} drops every {name} prompt. Raise it.")
-    for prompt in prompts:
+    longest = config.max_prompt_tokens or math.inf
+    kept = [prompt for prompt in prompts if len(prompt.token_ids) <= longest]
+    if prompts and not kept:
+        raise ConfigError(f"task.max_prompt_tokens = {config.max_prompt_tokens} drops every {name} prompt. Raise it.")
+    for prompt in kept:
         if len(prompt.token_ids) + room > model.context_length:
             raise ConfigError(
                 f"prompt {prompt.id} has {len(prompt.token_ids)} tokens; with {room} completion tokens it exceeds the context of "
                 f"{model.name} ({model.context_length}). Lower {room_key}, or set task.max_prompt_tokens to drop long "
                 "prompts."
             )
-    return prompts
+    return RenderedPrompts(
+        prompts=kept,
+        too_long=tuple(prompt.problem for prompt in prompts if len(prompt.token_ids) > longest),
+    )
 
 
 def render(problem: Problem, tokenizer: PreTrainedTokenizerBase, config: TaskConfig) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 from topd.config import ReasoningGymConfig
 from topd.errors import ConfigError
-from topd.tasks.task import Problem, Task, unique, without_leaks
+from topd.tasks.task import Problem, Task, split_task
 
 HELD_OUT_SEED = 1_000_000_007
 """Held-out seeds start here, training seeds below: item i of a generator with seed s is made from seed s + i."""
@@ -41,14 +41,14 @@ def load(config: ReasoningGymConfig, *, seed: int) -> Task:
     state = random.getstate()  # some generators draw from the global stream
     try:
         train, held_out = make(config.train_size, first_seed), make(config.eval_size, HELD_OUT_SEED)
-        held_out_problems = unique([_problem(item, config.generator) for item in held_out])
+        held_out_problems = [_problem(item, config.generator) for item in held_out]
         train_problems = [_problem(item, config.generator) for item in train]
     finally:
         random.setstate(state)
-    return Task(
-        train=without_leaks(train_problems, held_out_problems),
-        held_out=held_out_problems,
-        score=lambda answer, problem: float(train.score_answer(answer, dict(problem.metadata))),
+    return split_task(
+        train_problems,
+        held_out_problems,
+        lambda answer, problem: float(train.score_answer(answer, dict(problem.metadata))),
     )
 
 

@@ -2,10 +2,22 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+from topd.errors import ConfigError
 
 Score = Callable[[str, "Problem"], float]
 """(answer found in a completion, its problem) -> grade in [0, 1]. May raise; grading.py turns that into 0 and a count."""
+
+Role = Literal["user", "assistant"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One turn of a conversation."""
+
+    role: Role
+    content: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,27 +25,75 @@ class Problem:
     """A question before any tokenizer has seen it."""
 
     question: str
+    """The question alone, or the last of `messages`."""
+    messages: tuple[Message, ...] = ()
+    """All turns, the last one the user's, where the data gives a conversation; the system message is `system_prompt`."""
+    system_prompt: str | None = None
+    """This problem's own; None: that of the task's configuration."""
     answer: str | None = None
+    """None: there is nothing to grade against. Never empty or blank."""
     domain: str = "default"
     demonstration: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    source: str = ""
+    """Where it was read, for messages: "train.jsonl, line 3"."""
+
+    @property
+    def key(self) -> str:
+        """What is asked: the text of all turns, with runs of white space as one space. Equal keys are one question."""
+        return " ".join(" ".join(message.content for message in self.messages).split() or self.question.split())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """Problems and their scorer. `held_out` shares no question with `train`."""
+    """Problems and their scorer. `held_out` shares no question with `train`, holds each once, and each has an answer."""
 
     train: Sequence[Problem]
     held_out: Sequence[Problem]
     score: Score
+    num_leaks: int = 0
+    """Training problems left out because the held-out problems ask the same."""
+    num_duplicates: int = 0
+    """Held-out problems left out because an earlier one asks the same."""
+    num_unanswered: int = 0
+    """Held-out problems left out because they have no answer."""
+
+
+def split_task(train: Sequence[Problem], held_out: Sequence[Problem], score: Score) -> Task:
+    """A task without leaks, without duplicates and unanswered problems among those held out, all of them counted."""
+    kept = without_leaks(train, held_out)
+    answered = [problem for problem in held_out if problem.answer is not None]
+    distinct = unique(answered)
+    return Task(
+        train=kept,
+        held_out=distinct,
+        score=score,
+        num_leaks=len(train) - len(kept),
+        num_duplicates=len(answered) - len(distinct),
+        num_unanswered=len(held_out) - len(answered),
+    )
 
 
 def unique(problems: Sequence[Problem]) -> list[Problem]:
     """The first problem of every question; a question counted twice would narrow intervals for nothing."""
-    return list({problem.question: problem for problem in reversed(problems)}.values())[::-1]
+    return list({(problem.system_prompt, problem.key): problem for problem in reversed(problems)}.values())[::-1]
 
 
 def without_leaks(train: Sequence[Problem], held_out: Sequence[Problem]) -> list[Problem]:
-    """The training problems whose question is not also held out."""
-    questions = {problem.question for problem in held_out}
-    return [problem for problem in train if problem.question not in questions]
+    """The training problems whose question is not also held out, whatever their white space and system prompts."""
+    keys = {problem.key for problem in held_out}
+    return [problem for problem in train if problem.key not in keys]
+
+
+def refuse_contradictions(problems: Sequence[Problem]) -> None:
+    """Raise ConfigError if a question comes twice with different answers: one of them must be wrong."""
+    first: dict[tuple[str | None, str], Problem] = {}
+    for problem in problems:
+        if problem.answer is None:
+            continue
+        other = first.setdefault((problem.system_prompt, problem.key), problem)
+        if other.answer != problem.answer:
+            raise ConfigError(
+                f"{other.source} and {problem.source} ask the same question with different answers, {other.answer!r} and "
+                f"{problem.answer!r}: {problem.question[:80]!r}. Keep one of them."
+            )
