@@ -1,5 +1,7 @@
 """Mini-batches of whole groups, every group once per epoch, weights that sum to 1."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -38,6 +40,22 @@ def test_flat_streams_keep_the_order() -> None:
     assert flat.group_sizes.tolist() == [2, 2, 2, 2]
     assert flat.behaviour_logprobs[:5].tolist() == [0.0, -0.5, -1.0, -1.0, -0.5]
     assert flat.teacher_logprobs is None
+
+
+def test_credit_sees_the_behaviour_and_the_ratio_the_old_log_probs() -> None:
+    """They differ where sampling is less precise than training."""
+    behaviour = tuple(part - 10 for part in GROUPS[1].old_logprobs)
+    taught = tuple(part - 20 for part in GROUPS[1].old_logprobs)
+    group = dataclasses.replace(GROUPS[1], behaviour_logprobs=behaviour, teacher_logprobs=taught)
+    flat = flatten([group])
+    assert flat.behaviour_logprobs.tolist() == [-11.0, -11.0, -10.5]
+    assert flat.teacher_logprobs is not None
+    assert flat.teacher_logprobs.tolist() == [-21.0, -21.0, -20.5]
+    assert flatten([group, GROUPS[2]]).teacher_logprobs is None
+    credit = Credit(advantages=torch.tensor([1.0, 2.0, 3.0]), token_rewards=torch.zeros(3), returns=torch.ones(3))
+    [batch] = make_batches([group], credit, weighting=group_token_mean, minibatch_prompts=1, epochs=1, seed=(0,))
+    assert batch.old_logprobs.tolist() == [-1.0, -1.0, -0.5]
+    assert batch.advantages.tolist() == [1.0, 2.0, 3.0]
 
 
 def test_every_group_once_per_epoch_in_a_new_order() -> None:

@@ -1,0 +1,102 @@
+"""A stored step is read back as it was: every stream in its own column, also where no two of them are alike."""
+
+import dataclasses
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch import Tensor
+
+from tests.fakes import scored_groups
+from topd.errors import ConfigError
+from topd.run import rollouts
+from topd.trainer.batch import flatten
+from topd.types import Credit, Rollout, ScoredGroup
+
+SHAPES = ((3, 2), (1, 4, 2))
+STREAMS = ("behaviour_logprobs", "old_logprobs", "teacher_logprobs")
+
+
+def distinct(number: int, scored: ScoredGroup) -> ScoredGroup:
+    """The group with numbers that say where they belong: group, stream, completion, token."""
+
+    def stream(of: int) -> tuple[Tensor, ...]:
+        return tuple(-(number + of / 10 + i / 100 + torch.arange(len(c)) / 1000) for i, c in enumerate(scored.group.completions))
+
+    sampled = stream(4)
+    rollouts = tuple(
+        Rollout(token_ids=r.token_ids, logprobs=part, finish_reason="length" if i else "stop", text=f"{number}/{i}")
+        for i, (r, part) in enumerate(zip(scored.group.rollouts, sampled, strict=True))
+    )
+    prompt = dataclasses.replace(scored.group.prompt, answer=f"answer {number}", domain=f"domain {number}")
+    group = dataclasses.replace(scored.group, prompt=prompt, rollouts=rollouts, policy_version=7 + number)
+    rewards = torch.arange(len(rollouts)) / 8 + number / 2
+    streams = {name: stream(of) for of, name in enumerate(STREAMS, 1)}
+    return dataclasses.replace(scored, group=group, rewards=rewards, num_grader_errors=number, **streams)
+
+
+@pytest.fixture
+def groups() -> list[ScoredGroup]:
+    return [distinct(number, scored) for number, scored in enumerate(scored_groups(*SHAPES))]
+
+
+@pytest.fixture
+def path(tmp_path: Path, groups: list[ScoredGroup]) -> Path:
+    rollouts.write(tmp_path / "step.parquet", groups, credit_of(groups))
+    return tmp_path / "step.parquet"
+
+
+def credit_of(groups: list[ScoredGroup]) -> Credit:
+    number = torch.arange(float(flatten(groups).lengths.sum()))
+    return Credit(advantages=number + 0.75, token_rewards=number + 0.25, returns=number + 0.5)
+
+
+def test_every_stream_is_read_from_its_own_column(path: Path, groups: list[ScoredGroup]) -> None:
+    found = rollouts.read(path, [scored.group.prompt for scored in groups])
+    assert len(found) == len(groups)
+    for one, other in zip(found, groups, strict=True):
+        for name in STREAMS:
+            assert [part.tolist() for part in getattr(one, name)] == [part.tolist() for part in getattr(other, name)], name
+        for mine, theirs in zip(one.group.rollouts, other.group.rollouts, strict=True):
+            assert mine.logprobs.tolist() == theirs.logprobs.tolist()
+            assert (mine.token_ids, mine.finish_reason, mine.text) == (theirs.token_ids, theirs.finish_reason, theirs.text)
+        assert one.rewards.tolist() == other.rewards.tolist()
+        assert one.rewards.dtype == torch.float32
+        assert (one.num_grader_errors, one.group.policy_version) == (other.num_grader_errors, other.group.policy_version)
+        assert one.group.prompt is other.group.prompt
+
+
+def test_every_stream_is_written_to_the_column_of_its_name(path: Path, groups: list[ScoredGroup]) -> None:
+    rows = iter(pq.read_table(path).to_pylist())
+    credit = credit_of(groups)
+    at = 0
+    for scored in groups:
+        for i, rollout in enumerate(scored.group.rollouts):
+            row, end = next(rows), at + len(rollout.token_ids)
+            expected = {name: getattr(scored, name)[i] for name in STREAMS} | {"rollout_logprobs": rollout.logprobs}
+            expected |= {name: getattr(credit, name)[at:end] for name in ("token_rewards", "returns", "advantages")}
+            assert {name: row[name] for name in expected} == {name: part.tolist() for name, part in expected.items()}
+            prompt = scored.group.prompt
+            assert (row["prompt_id"], row["answer"], row["domain"]) == (prompt.id, prompt.answer, prompt.domain)
+            assert (row["prompt"], tuple(row["prompt_ids"])) == (prompt.text, prompt.token_ids)
+            assert row["reward"] == float(scored.rewards[i])
+            at = end
+    assert next(rows, None) is None
+
+
+def test_groups_come_in_the_order_of_the_prompts_without_those_that_were_dropped(path: Path, groups: list[ScoredGroup]) -> None:
+    prompts = [scored.group.prompt for scored in groups]
+    dropped = dataclasses.replace(prompts[0], id="train/99")
+    found = rollouts.read(path, [prompts[1], dropped, prompts[0]])
+    assert [scored.group.prompt.id for scored in found] == ["train/1", "train/0"]
+    with pytest.raises(ConfigError, match="does not hold this step's prompts"):
+        rollouts.read(path, prompts[:1])
+
+
+def test_without_a_teacher_nothing_is_made_up(tmp_path: Path, groups: list[ScoredGroup]) -> None:
+    untaught = [dataclasses.replace(scored, teacher_logprobs=None) for scored in groups]
+    rollouts.write(tmp_path / "step.parquet", untaught, credit_of(untaught))
+    found = rollouts.read(tmp_path / "step.parquet", [scored.group.prompt for scored in untaught])
+    assert [scored.teacher_logprobs for scored in found] == [None, None]
+    assert [part.tolist() for part in found[1].old_logprobs] == [part.tolist() for part in groups[1].old_logprobs]
