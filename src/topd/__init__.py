@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from topd.api import evaluate, rescore, topd_advantages, train
+    from topd.api import evaluate, grade, rescore, topd_advantages, train
 
-__all__ = ["evaluate", "rescore", "topd_advantages", "train"]
+__all__ = ["evaluate", "grade", "rescore", "topd_advantages", "train"]
 __version__ = "0.1.0"
 
 

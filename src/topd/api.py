@@ -1,6 +1,6 @@
-"""The Python interface: `topd.train`, `topd.evaluate`, and `topd.topd_advantages` for authors of other trainers."""
+"""The Python interface: `topd.train`, `topd.evaluate`, `topd.grade`, and `topd.topd_advantages` for authors of other trainers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,21 @@ def evaluate(model: str | Path, config: "Config | str | Path | Mapping[str, Any]
     from topd.eval.standalone import evaluate_model
 
     return evaluate_model(str(model), config_file.load(config, overrides))
+
+
+def grade(
+    config: "Config | str | Path | Mapping[str, Any]", rows: Iterable[Mapping[str, Any]], *overrides: str
+) -> list[dict[str, Any]]:
+    """Completions of your own, graded by the configuration's task: {"extracted", "grade", "error"} for every row, in order.
+
+    A row is {"answer": ..., "completion": ...}; `question` finds the item of a reasoning_gym task, whose scorer may need more
+    than the answer. `extracted` is the final answer that was compared, None if there is none; `grade` is in [0, 1]; `error` says why a
+    grade could not be computed. Raises ConfigError for rows of another form.
+    """
+    from topd import config_file
+    from topd.tasks.regrade import grade_rows
+
+    return list(grade_rows(config_file.load(config, overrides), rows))
 
 
 def rescore(run: str | Path, *overrides: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,17 +20,19 @@ from topd.models.device import pick_device, set_threads
 from topd.models.language_model import LanguageModel
 from topd.models.load import frozen_copy, load, with_adapters
 from topd.rollout.embedded import EmbeddedEngine
+from topd.rollout.engine import Engine, SamplingParams
 from topd.rollout.handover import FilesTransport, Transport
 from topd.rollout.vllm import VllmEngine
 from topd.run.trackers import check_installed
-from topd.tasks.grading import Grader
+from topd.tasks.grading import Grader, make_grader
 from topd.tasks.load import load_task
-from topd.tasks.prompts import PromptStream, make_prompts
+from topd.tasks.prompts import PromptStream, RenderedPrompts, make_prompts
 from topd.tasks.task import without_leaks
 from topd.teacher.endpoint import EndpointTeacher
 from topd.teacher.fit import end_token_map
 from topd.teacher.local import LocalTeacher
 from topd.teacher.probe import check_run
+from topd.teacher.probe_grades import check_gold, check_grades
 from topd.teacher.routed import RoutedTeacher, routes
 from topd.teacher.teacher import Check
 from topd.trainer.step import Trainer
@@ -51,8 +53,8 @@ class Parts:
     teacher: LocalTeacher | EndpointTeacher | RoutedTeacher | None
     """It may be there to be evaluated only."""
     benchmarks: Sequence[Benchmark]
-    num_leaks: int
-    """Training problems left out because a held-out problem asks the same."""
+    notices: Sequence[str]
+    """What was left out of the data, and what else a person should know of it."""
     cache: ScoreCache | None
     """Where the scores of served teachers are kept until the step is stored."""
     opened: ExitStack
@@ -95,27 +97,36 @@ def _assemble(config: Config, cache_path: Path | None, opened: ExitStack) -> Par
     policy = load_policy(config, device)
     benchmarks = load_benchmarks(config, task, policy)
     train = without_leaks(task.train, [problem for benchmark in benchmarks for problem in benchmark.held_out])
-    room = config.rollout.max_completion_tokens
-    prompts = make_prompts(train, policy, config.task, name="train", room=room).prompts
+    rendered = make_prompts(train, policy, config.task, name="train", room=config.rollout.max_completion_tokens)
+    prompts = rendered.prompts
     check_prompts(prompts, algorithm, config.algorithm.type)
     transport = make_transport(config, opened) if config.rollout.engine == "vllm" else None
     has_served = any(teacher.base_url for teacher in config.teachers_by_name().values())
     cache = opened.enter_context(closing(ScoreCache(cache_path))) if cache_path and has_served else None
+    grader = opened.enter_context(closing(make_grader(task, config.task.answer_pattern)))
+    for benchmark in benchmarks:
+        opened.callback(benchmark.grader.close)
     background = opened.enter_context(closing(Background()))  # last, so that it ends before what it uses
     return Parts(
         config=config,
         device=device,
         prompts=PromptStream(prompts, per_step=config.rollout.prompts_per_step, seed=config.run.seed),
-        grader=Grader(task.score, config.task.answer_pattern),
+        grader=grader,
         algorithm=algorithm,
         policy=policy,
         engine=VllmEngine(config, policy, background, transport=transport) if transport else make_engine(config, policy),
         teacher=make_teacher(config, policy, prompts, benchmarks if config.eval.teacher else [], background, cache),
         benchmarks=benchmarks,
-        num_leaks=task.num_leaks + len(task.train) - len(train),
+        notices=_notices(task.num_leaks + len(task.train) - len(train), rendered, benchmarks),
         cache=cache,
         opened=opened.pop_all(),
     )
+
+
+def _notices(num_leaks: int, rendered: RenderedPrompts, benchmarks: Sequence[Benchmark]) -> list[str]:
+    leaks = [f"{num_leaks} training problems are also held out: they are not trained on"] if num_leaks else []
+    of_train = rendered.notices("train", too_long_are="they are not trained on")
+    return [*leaks, *of_train, *(line for benchmark in benchmarks for line in benchmark.notices)]
 
 
 def check_prompts(prompts: Sequence[Prompt], algorithm: Algorithm, name: str) -> None:
@@ -225,7 +236,26 @@ def probe(parts: Parts) -> list[Check]:
             prompts=parts.prompts.prompts,
             evaluated=[prompt for benchmark in parts.benchmarks for prompt in benchmark.prompts],
         )
+    if parts.samples and all(check.ok for check in checks):
+        checks += _grades(parts)
     return checks
+
+
+def _grades(parts: Parts) -> Iterator[Check]:
+    """What the grader makes of right answers, and of a few completions of the student and of a teacher loaded here."""
+    config, prompts = parts.config, parts.prompts.prompts
+    yield from check_gold(parts.grader, prompts)
+    params = SamplingParams(
+        n=1,
+        max_tokens=config.rollout.max_completion_tokens,
+        temperature=config.rollout.temperature,
+        top_p=config.rollout.top_p,
+        seed=(config.run.seed, "probe"),
+    )
+    engines: dict[str, Engine] = {"student": parts.engine}
+    if isinstance(parts.teacher, LocalTeacher):
+        engines["teacher"] = parts.teacher.engine()
+    yield from check_grades(engines, parts.grader, prompts, params)
 
 
 def require(checks: Sequence[Check]) -> None:

@@ -121,11 +121,28 @@ def _probe(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     check_unused(config)
     with contextlib.closing(assemble(config)) as parts:
         checks = probe(parts)
+        for notice in parts.notices:
+            print(f"note  {notice}")
     if not checks:
         raise ConfigError("there is nothing to probe: this algorithm neither samples nor asks a teacher.")
     for check in checks:
-        print(f"{'ok  ' if check.ok else 'FAIL'}  {check.name}: {check.detail}")
+        print(f"{'FAIL' if not check.ok else 'WARN' if check.warning else 'ok  '}  {check.name}: {check.detail}")
     return 0 if all(check.ok for check in checks) else ConfigError.exit_code
+
+
+def _grade(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
+    from topd import config_file
+    from topd.errors import ConfigError
+    from topd.tasks.regrade import grade_rows, read_rows
+
+    config = config_file.load(arguments.config, rest)
+    try:
+        with open(0 if arguments.file == "-" else arguments.file, encoding="utf-8-sig") as file:
+            for row in grade_rows(config, read_rows(file, arguments.file)):
+                print(json.dumps(row, ensure_ascii=False), flush=True)
+    except (FileNotFoundError, IsADirectoryError, PermissionError, UnicodeDecodeError) as error:
+        raise ConfigError(f"'{arguments.file}' cannot be read: {error}. Give a file of JSON lines in UTF-8, or -.") from None
+    return 0
 
 
 def _serve(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
@@ -242,6 +259,9 @@ def _parser() -> argparse.ArgumentParser:
     verb("probe", _probe, "Prove that teacher, student, tokenizer and task fit, before anything is spent.").add_argument(
         "config", metavar="CONFIG", help=config_help
     )
+    grading = verb("grade", _grade, "Grade completions of your own by the configuration's task: one JSON object a line.")
+    grading.add_argument("config", metavar="CONFIG", help=config_help)
+    grading.add_argument("file", metavar="FILE", help='lines of {"answer": ..., "completion": ...}; - reads standard input')
     serve_options(verb("serve", _serve, "Serve a model over HTTP: log-probs and completions, in vLLM's forms.", SERVE_EPILOG))
     report_options(verb("report", _report, "One HTML file: result, health, curves, comparison and tokens.", REPORT_EPILOG))
     explain_options(verb("explain", _explain, "One group of a run, token by token, in the terminal.", EXPLAIN_EPILOG))

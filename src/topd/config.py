@@ -125,7 +125,8 @@ class TaskBase(Section):
     prompt_suffix: str = Field("", description="Text appended to every question, for example the wanted answer format.")
     answer_pattern: str | None = Field(
         None,
-        description="Regular expression with one group; its last match in the completion is the answer. Unset: the whole text.",
+        description="Regular expression with one group; its last match is the answer. `.` ends at the line, (?s) changes that. "
+        "Unset: the last \\boxed{}, or what docs/data.md says.",
     )
     max_prompt_tokens: int | None = Field(None, ge=1, description="Drop longer prompts. Unset: a prompt too long is an error.")
 
@@ -240,6 +241,7 @@ class EvalConfig(Section):
     every_steps: int = Field(0, ge=0, description="Evaluate after every this many steps. 0: only before and after.")
     temperature: float = Field(1.0, ge=0, description="Sampling temperature; 0 is greedy.")
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling.")
+    seed: int = Field(0, ge=0, description="Root of its random numbers: the same for all runs, whatever their run.seed.")
     max_completion_tokens: int | None = Field(None, ge=1, description="Unset: as rollout.max_completion_tokens.")
 
 

@@ -4,6 +4,7 @@ Prompt -> RolloutGroup -> ScoredGroup -> TrainBatch -> StepReport
 """
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,9 +43,13 @@ def run(config: Config, display: Display | None = None) -> dict[str, Any]:
         display = display or Display()
         trackers = Trackers(config.run.trackers, directory.path, config.model_dump(mode="json"), display.line)
         with naming_memory(), trackers, contextlib.closing(assemble(config, cache_path=directory.path / SCORES)) as parts:
-            require(probe(parts))
+            checks = probe(parts)
+            require(checks)
             directory.begin(config, parts.prompts.sha256())
+            directory.write_probe([dataclasses.asdict(check) for check in checks])
             vocabulary.write(directory.vocabulary, entries(parts.policy))
+            for warning in [f"WARNING  {check.name}: {check.detail}" for check in checks if check.warning]:
+                display.line(warning)
             return Run(parts, directory, display, trackers).to_the_end()
 
 
@@ -76,8 +81,8 @@ class Run:
         self.steps_done = 0
 
     def to_the_end(self) -> dict[str, Any]:
-        if self.parts.num_leaks:
-            self.display.line(f"{self.parts.num_leaks} training problems are also held out by a benchmark: not trained on")
+        for notice in self.parts.notices:
+            self.display.line(notice)
         if not self.parts.benchmarks:
             self.display.line("there are no held-out problems: nothing is evaluated")
         self.resume()
@@ -271,13 +276,13 @@ class Run:
         if (who, step, benchmark.name) in {(row["model"], row["step"], row["benchmark"]) for row in self.directory.evaluations()}:
             return
         with self.display.phase("eval", f"{who} on {benchmark.name}") as on_tokens:
-            found = evaluate_engine(engine, benchmark, sampling_params(self.config), on_tokens=on_tokens)
-        self.directory.add_evaluation(row := {"model": who, "step": step, **found})
+            result = evaluate_engine(engine, benchmark, sampling_params(self.config), on_tokens=on_tokens)
+        self.directory.add_evaluation(row := {"model": who, "step": step, **result})
         self.trackers.evaluation(row)
-        low, high = found["ci95"]
+        low, high = row["ci95"]
         self.display.line(
-            f"eval {benchmark.name}: {who} at step {step}  avg@{found['k']} {found['avg_at_k']:.1%} "
-            f"[{low:.1%}, {high:.1%}] on {found['problems']} problems"
+            f"eval {benchmark.name}: {who} at step {step}  avg@{row['k']} {row['avg_at_k']:.1%} "
+            f"[{low:.1%}, {high:.1%}] on {row['problems']} problems"
         )
 
     def finish(self) -> dict[str, Any]:

@@ -1,17 +1,20 @@
 """avg@k and pass@k of a model on held-out problems, with intervals; the settings are stored with the number."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from topd.config import Config
+from topd.config import Config, TaskConfig
 from topd.errors import ConfigError
 from topd.models.language_model import LanguageModel
 from topd.ops.estimate import avg_at_k, bootstrap_interval, pass_at_k
 from topd.rollout.engine import Engine, SamplingParams
-from topd.tasks.grading import Grader
+from topd.run.catalogue import excluded
+from topd.tasks.grading import Grade, Grader, make_grader
 from topd.tasks.load import load_task
 from topd.tasks.prompts import make_prompts
 from topd.tasks.task import Problem, Task
@@ -30,27 +33,55 @@ class Benchmark:
     grader: Grader
     held_out: Sequence[Problem]
     """All problems that must not be trained on, also those that `eval.max_problems` leaves out."""
+    too_long: int = 0
+    """Problems above task.max_prompt_tokens: nothing is sampled, and they count as wrong."""
+    stored: Mapping[str, Any] = field(default_factory=dict)
+    """What decides the number beside the sampling: stored in every row."""
+    notices: Sequence[str] = ()
+    """What a person should know about the problems."""
 
 
 def load_benchmarks(config: Config, task: Task, model: LanguageModel) -> list[Benchmark]:
     """The configured benchmarks, or the task's own held-out problems. Empty if there are none.
 
-    Raises ConfigError for a named benchmark without problems.
+    Their graders are to be closed. Raises ConfigError for a named benchmark without problems.
     """
-    key = "eval" if config.eval.max_completion_tokens else "rollout"
-    room = config.eval.max_completion_tokens or config.rollout.max_completion_tokens
     named = [(item.name, item.task, load_task(item.task, seed=config.run.seed)) for item in config.eval.benchmarks]
     benchmarks = []
     for name, task_config, loaded in named or [("held_out", config.task, task)]:
-        problems = loaded.held_out[: config.eval.max_problems]
-        room_key = f"{key}.max_completion_tokens"
-        prompts = make_prompts(problems, model, task_config, name=name, room=room, room_key=room_key).prompts
-        if not prompts and named:
+        if loaded.held_out:
+            benchmarks.append(_benchmark(config, name, task_config, loaded, model))
+        elif named:
             raise ConfigError(f'eval.benchmarks: "{name}" has no held-out problems. Set its task.eval_path or eval_split.')
-        if prompts:
-            grader = Grader(loaded.score, task_config.answer_pattern)
-            benchmarks.append(Benchmark(name=name, prompts=prompts, grader=grader, held_out=loaded.held_out))
     return benchmarks
+
+
+def _benchmark(config: Config, name: str, task_config: TaskConfig, task: Task, model: LanguageModel) -> Benchmark:
+    problems = task.held_out[: config.eval.max_problems]
+    key = "eval" if config.eval.max_completion_tokens else "rollout"
+    room = config.eval.max_completion_tokens or config.rollout.max_completion_tokens
+    rendered = make_prompts(problems, model, task_config, name=name, room=room, room_key=f"{key}.max_completion_tokens")
+    left_out = {
+        "duplicates": task.num_duplicates,
+        "without_answer": task.num_unanswered,
+        "max_problems": len(task.held_out) - len(problems),
+    }
+    return Benchmark(
+        name=name,
+        prompts=rendered.prompts,
+        grader=make_grader(task, task_config.answer_pattern),
+        held_out=task.held_out,
+        too_long=len(rendered.too_long),
+        stored={
+            "left_out": left_out,
+            "task": task_config.model_dump(mode="json", exclude={"path", "train_size", "split", "demonstration_column"}),
+            "problems_sha256": hashlib.sha256(repr([(p.key, p.answer) for p in problems]).encode()).hexdigest(),
+        },
+        notices=[
+            *rendered.notices(name, too_long_are="they count as wrong"),
+            *([f"{name}: {words}"] if (words := excluded({"left_out": left_out})) else []),
+        ],
+    )
 
 
 def sampling_params(config: Config) -> SamplingParams:
@@ -60,25 +91,40 @@ def sampling_params(config: Config) -> SamplingParams:
         max_tokens=config.eval.max_completion_tokens or config.rollout.max_completion_tokens,
         temperature=config.eval.temperature,
         top_p=config.eval.top_p,
-        seed=(config.run.seed, "eval"),
+        seed=(config.eval.seed, "eval"),
     )
 
 
 def evaluate_engine(
     engine: Engine, benchmark: Benchmark, params: SamplingParams, *, on_tokens: Callable[[int], None]
 ) -> dict[str, Any]:
-    """Sample, grade and summarise: one row of evals.jsonl, without the name of the model."""
-    errors_before = benchmark.grader.num_errors
-    groups = engine.generate(benchmark.prompts, params, on_tokens=on_tokens)
-    scores = np.array([[_grade(benchmark, group, i) for i in range(params.n)] for group in groups])
+    """Sample, grade and summarise: one row of evals.jsonl, without the name of the model. Grading goes on beside sampling."""
+    pending: dict[str, list[Future[Grade]]] = {}
+
+    def grade(groups: Sequence[RolloutGroup]) -> None:
+        for group in groups:
+            if group.prompt.id not in pending:
+                problem = group.prompt.problem
+                pending[group.prompt.id] = [benchmark.grader.submit(rollout.text, problem) for rollout in group.rollouts]
+
+    groups = engine.generate(benchmark.prompts, params, on_tokens=on_tokens, on_groups=grade)
+    grade(groups)
+    grades = [[graded.result() for graded in pending[group.prompt.id]] for group in groups]
+    scores = np.array([[one.grade for one in of_group] for of_group in grades] + [[0.0] * params.n] * benchmark.too_long)
+    flat = [one for of_group in grades for one in of_group]
     return {
         "benchmark": benchmark.name,
         **summarise(scores, seed=0),
         **_lengths(groups),
-        "grader_errors": benchmark.grader.num_errors - errors_before,
+        "without_answer_rate": sum(one.extracted is None for one in flat) / len(flat),
+        "grader_errors": sum(one.error is not None for one in flat),
         "temperature": params.temperature,
         "top_p": params.top_p,
         "max_completion_tokens": params.max_tokens,
+        "seed": params.seed[0],
+        "engine": engine.kind,
+        "too_long": benchmark.too_long,
+        **benchmark.stored,
     }
 
 
@@ -100,10 +146,6 @@ def summarise(scores: np.ndarray, *, seed: int) -> dict[str, Any]:
 
 def _with_interval(per_problem: np.ndarray, seed: int) -> dict[str, Any]:
     return {"value": float(per_problem.mean()), "ci95": list(bootstrap_interval(per_problem, seed=seed))}
-
-
-def _grade(benchmark: Benchmark, group: RolloutGroup, i: int) -> float:
-    return benchmark.grader.grade(group.rollouts[i].text, group.prompt.problem)
 
 
 def _lengths(groups: Sequence[RolloutGroup]) -> dict[str, float]:

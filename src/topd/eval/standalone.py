@@ -1,5 +1,6 @@
 """`topd eval`: a model on the benchmarks of a configuration, without a run."""
 
+from contextlib import closing
 from typing import Any
 
 from rich.console import Console
@@ -27,7 +28,9 @@ def evaluate_model(name: str, config: Config, display: Display | None = None) ->
     engine = EmbeddedEngine(model, max_concurrent_rollouts=config.rollout.max_concurrent_rollouts)
     rows = []
     for benchmark in benchmarks:
-        with display.phase("eval", f"{name} on {benchmark.name}") as on_tokens:
-            found = evaluate_engine(engine, benchmark, sampling_params(config), on_tokens=on_tokens)
-        rows.append({"model": name, **found})
+        for notice in benchmark.notices:
+            display.line(notice)
+        with closing(benchmark.grader), display.phase("eval", f"{name} on {benchmark.name}") as on_tokens:
+            row = evaluate_engine(engine, benchmark, sampling_params(config), on_tokens=on_tokens)
+        rows.append({"model": name, **row})
     return rows

@@ -28,6 +28,7 @@ from topd.report.lens import MAX_TOKENS, Held, hold
 from topd.report.rescoring.figures import rescored
 from topd.report.stored import StoredRun, names, number, read_run, spans
 from topd.report.stored_step import StoredStep
+from topd.run.catalogue import excluded
 from topd.run.files import flat, write_text
 
 SECTIONS = (("result", "Result"), ("health", "Health"), ("curves", "Curves"), ("tokens", "Tokens"), ("settings", "Settings"))
@@ -240,7 +241,7 @@ def _cells(row: Mapping[str, Any]) -> dict[str, str]:
         "best": _best(row.get("pass_at")),
         "cut": _shown(row.get("truncation_rate"), ".1%"),
         "length": _shown(row.get("mean_length"), ".1f"),
-        "samples": f"{row.get('problems', '?')} x {row.get('k', '?')}",
+        "samples": f"{row.get('problems', '?')} x {row.get('k', '?')}" + (f" ({words})" if (words := excluded(row)) else ""),
     }
 
 

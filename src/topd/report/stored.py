@@ -30,6 +30,8 @@ class StoredRun:
     rescores: tuple[Mapping[str, Any], ...]
     steps: tuple[int, ...]
     """Steps whose rollouts are there."""
+    checks: tuple[Mapping[str, Any], ...] = ()
+    """What the probe saw before the run; older runs have none."""
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -128,9 +130,17 @@ def read_run(path: Path | str) -> StoredRun:
         rescores=tuple(
             found for file in sorted((path / "rescores").glob("*.json")) if (found := _json(file, problems)) is not None
         ),
+        checks=tuple(_checks(path / "probe.json", problems)),
         steps=tuple(steps),
         problems=problems,
     )
+
+
+def _checks(path: Path, problems: list[str]) -> Iterator[Mapping[str, Any]]:
+    checks = ((_json(path, problems) or {}).get("checks")) if path.is_file() else None
+    for check in checks if isinstance(checks, list) else []:
+        if isinstance(check, Mapping) and isinstance(check.get("name"), str) and isinstance(check.get("detail"), str):
+            yield check
 
 
 def spans(numbers: Sequence[int]) -> str:

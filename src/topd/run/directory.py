@@ -1,6 +1,6 @@
 """The run folder: the only place a run writes to, and the only output format.
 
-config.toml  environment.json  vocabulary.parquet  metrics.jsonl  evals.jsonl  rollouts/step_000001.parquet
+config.toml  environment.json  vocabulary.parquet  probe.json  metrics.jsonl  evals.jsonl  rollouts/step_000001.parquet
 updates/step_000001.parquet  checkpoints/step_000010/  model/  summary.json, with a served teacher teacher_scores.sqlite,
 and with run.trackers trackers/
 """
@@ -12,7 +12,7 @@ import platform
 import re
 import subprocess
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -64,6 +64,10 @@ class RunDirectory:
             remove(leftover)
         write_text(self.path / "config.toml", config_file.dump(config))
         write_json(recorded, before)
+
+    def write_probe(self, checks: Sequence[Mapping[str, Any]]) -> None:
+        """Record what the probe saw, for the report."""
+        write_json(self.path / "probe.json", {"checks": list(checks)})
 
     def rollouts(self, step: int) -> Path:
         return self.path / "rollouts" / f"step_{step:06d}.parquet"

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from topd.config import Config
+from topd.run.catalogue import excluded
 from topd.run.directory import RunDirectory
 from topd.run.files import read_lines
 
@@ -45,7 +46,10 @@ def print_summary(summary: dict[str, Any], path: Path, console: Console) -> None
     """One table per benchmark: base, student, teacher; then where everything is."""
     for name, three in summary["benchmarks"].items():
         some = next(row for row in three.values() if row)
-        table = Table(title=Text(f"{name}: {some['problems']} problems, {some['k']} samples each"), title_justify="left")
+        title = f"{name}: {some['problems']} problems, {some['k']} samples each" + (
+            f" ({words})" if (words := excluded(some)) else ""
+        )
+        table = Table(title=Text(title), title_justify="left")
         for heading in ("model", f"avg@{some['k']}", "95 % interval", f"pass@{some['k']}", "cut off", "mean tokens"):
             table.add_column(heading, justify="left" if heading == "model" else "right")
         for who, row in three.items():

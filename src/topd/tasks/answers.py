@@ -3,9 +3,15 @@
 import re
 
 BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{)?")
-ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
-MARKER = re.compile(r"####|答案\s*[是为為]?|\banswer\b\s*(?:is|are|was|=)?", re.IGNORECASE)
-"""What introduces an answer on the last line; the text after the last one counts."""
+MARKER = re.compile(
+    r"(?:####|\banswer[\s*_]*(?:is|are|was|[:\uff1a=])|答案[\s*_]*[是为為:\uff1a=])[\s*_:\uff1a]*(?:(?:option|choice)\s+)?",
+    re.IGNORECASE,
+)
+"""What introduces an answer; the text after the last one counts, to the end of the sentence or line."""
+SENTENCE_END = re.compile(r"[.!?](?=\s|$)|[\u3002\uff01\uff1f\n]")
+
+WRAPPED = re.compile(r"\\(?:text|textbf|mathbf|mathrm|mbox)\s*\{([^{}]*)\}")
+"""A word set as text; alone in a box, it is the word that counts."""
 
 AROUND = " \t\r\n*_`\"'"
 """White space, emphasis and quotes around an answer."""
@@ -15,19 +21,22 @@ def final_answer(completion: str, *, pattern: str | None = None, whole_text: boo
     """The answer that a completion ends with, or None if it gives none.
 
     With `pattern` (task.answer_pattern): its last match, and nothing else. Without: of the text after the last `</think>`, the
-    last `\\boxed{...}`, and no answer if that is empty or not closed; else the last `<answer>...</answer>`; else the last line
-    that is not blank, from an answer marker on (`####`, "answer is", "Answer:"), or the whole text with `whole_text`, for
-    answers of several lines. An empty answer is none.
+    last `\\boxed{...}`, and no answer if that is empty or not closed; else the last `<answer>...</answer>`, likewise; else the
+    sentence after the last answer marker (`####`, "answer is", "Answer:"); else the last line that is not blank. With
+    `whole_text` the whole text takes the place of marker and line, for answers of several lines. An empty answer is none.
     """
     if pattern is not None:
         return _last_match(pattern, completion)
     text = _after_thinking(completion)
     if BOX.search(text):
-        return last_boxed(text)
-    if "<answer>" in text.lower():
-        tags = ANSWER_TAG.findall(text)
-        return (tags[-1].strip() or None) if tags and _closes(text) else None
-    return (text.strip() if whole_text else _last_line(text)) or None
+        boxed = last_boxed(text)
+        wrapped = WRAPPED.fullmatch(boxed or "")
+        return wrapped[1].strip() or None if wrapped else boxed
+    _, opened, inside = text.rpartition("<answer>")
+    if opened:
+        answer, closed, _ = inside.partition("</answer>")
+        return (closed and answer.strip()) or None
+    return (text.strip() if whole_text else _stated(text)) or None
 
 
 def last_boxed(text: str) -> str | None:
@@ -44,28 +53,19 @@ def last_boxed(text: str) -> str | None:
 
 
 def _last_match(pattern: str, completion: str) -> str | None:
-    last = None
-    for last in re.finditer(pattern, completion):
-        pass
-    return None if last is None else ((last[1] or "").strip() or None)
+    matches = re.findall(pattern, completion)
+    return (matches[-1].strip() or None) if matches else None
 
 
 def _after_thinking(completion: str) -> str:
     """What follows the reasoning; nothing if that is not over."""
-    before, closed, after = completion.rpartition("</think>")
+    _, closed, after = completion.rpartition("</think>")
     return after if closed or "<think>" not in after else ""
 
 
-def _closes(text: str) -> bool:
-    """Whether the last answer tag that opens is closed."""
-    lowered = text.lower()
-    return lowered.rfind("<answer>") < lowered.rfind("</answer>")
-
-
-def _last_line(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip(AROUND)]
-    if not lines:
-        return ""
-    markers = list(MARKER.finditer(lines[-1]))
-    stated = lines[-1][markers[-1].end() :] if markers else lines[-1]
-    return stated.strip(AROUND).lstrip(":：").strip(AROUND)
+def _stated(text: str) -> str:
+    """The sentence after the last marker, or the last line."""
+    markers = list(MARKER.finditer(text))
+    if markers:
+        return SENTENCE_END.split(text[markers[-1].end() :], maxsplit=1)[0].strip(AROUND)
+    return next((line.strip(AROUND) for line in reversed(text.splitlines()) if line.strip(AROUND)), "")

@@ -1,70 +1,191 @@
-"""From a completion to a grade in [0, 1]: find the answer, score it, and never let one completion stop a run."""
+"""From a completion to a grade in [0, 1]: take its final answer, compare it with the right one.
 
+The comparison runs in worker processes (tasks/grading_worker.py), because one answer can hold a processor, or the interpreter's
+lock, for hours: 10^(10^10). Nothing here imports torch, so that a worker starts quickly.
+"""
+
+import contextlib
+import dataclasses
 import logging
-import re
+import os
+import pickle
+import signal
+import struct
+import subprocess
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any
 
-from topd.tasks.task import Problem, Score
+from topd.errors import RunStopped
+from topd.tasks.answers import final_answer
+from topd.tasks.task import Problem, Score, Task
 
 _log = logging.getLogger(__name__)
 
+MAX_ANSWER = 2_000
+"""Characters of an answer that are compared; parsing a longer one costs seconds, and no right answer is."""
 
-def exact(answer: str, problem: Problem) -> float:
-    """1 if the answer equals the right one, apart from surrounding white space."""
-    return float(problem.answer is not None and answer.strip() == problem.answer.strip())
-
-
-def math_verify(answer: str, problem: Problem) -> float:
-    """1 if the answer is the right one to the letter, or mathematically equal (math-verify): 0.5 and \\frac{1}{2}, and so on.
-
-    The answer may be a bare expression (found by task.answer_pattern) or a text that states one, as in \\boxed{...}.
-    """
-    if exact(answer, problem):
-        return 1.0
-    from math_verify import parse, verify
-
-    # its time limits use signals, which only the main thread may set
-    limit = {} if threading.current_thread() is threading.main_thread() else {"parsing_timeout": None}
-    right, bare, stated = (parse(text, **limit) for text in (f"${problem.answer}$", f"${answer}$", answer))
-    limit = {} if not limit else {"timeout_seconds": None}
-    return float(verify(right, stated, **limit) or ("$" not in answer and verify(right, bare, **limit)))
+SIZE = struct.Struct(">I")
 
 
-SCORERS: dict[str, Score] = {"exact": exact, "math_verify": math_verify}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grade:
+    """What became of one completion."""
+
+    grade: float
+    """In [0, 1]; 0 without an answer, without a right one to compare with, and after an error."""
+    extracted: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """How a task's completions are graded. It is sent to worker processes, so `score` must be importable there."""
+
+    score: Score
+    answer_pattern: str | None = None
+    whole_text: bool = False
+    """Without pattern and box the whole completion is the answer, not its last line."""
+
+    def extract(self, completion: str) -> str | None:
+        """The answer that is graded; None if the completion gives none."""
+        return final_answer(completion, pattern=self.answer_pattern, whole_text=self.whole_text)
+
+    def compare(self, extracted: str | None, problem: Problem) -> Grade:
+        """The grade of an answer, in this process: no limit of time or memory. Whatever the scorer raises becomes an error."""
+        if extracted is None or problem.answer is None:
+            return Grade(grade=0.0, extracted=extracted)
+        if len(extracted) > MAX_ANSWER:
+            return Grade(grade=0.0, extracted=extracted, error=f"an answer of {len(extracted)} characters")
+        try:
+            score = float(self.score(extracted, problem))
+        except Exception as error:  # any completion may hit any bug of a scorer; it is data, not a crash
+            return Grade(grade=0.0, extracted=extracted, error=f"{type(error).__name__}: {error}"[:300])
+        return Grade(grade=min(max(score, 0.0), 1.0), extracted=extracted)
 
 
 class Grader:
-    """Grades completions of one task. Errors of the scorer are counted, and the first is logged."""
+    """Grades completions of one task in worker processes, beside whatever else goes on. Errors are counted, the first is logged.
 
-    def __init__(self, score: Score, answer_pattern: str | None) -> None:
-        self._score = score
-        self._find = answer_finder(answer_pattern)
+    A completion that takes more than a second of processor time, or more memory than a worker may have, ends its worker, gets
+    grade 0 and an error. `close` ends the workers.
+    """
+
+    def __init__(self, rule: Rule, *, workers: int | None = None) -> None:
+        self.rule = rule
         self.num_errors = 0
+        self._lock = threading.Lock()
+        number = workers or max(1, min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2))
+        self._threads = ThreadPoolExecutor(number, thread_name_prefix="grading")
+        self._idle: SimpleQueue[_Worker] = SimpleQueue()
 
-    def grade(self, completion: str, problem: Problem) -> float:
-        """The score of the answer found in `completion`; 0 if there is none, no right answer is known, or the scorer raises."""
-        answer = self._find(completion)
-        if answer is None or problem.answer is None:
-            return 0.0
+    def submit(self, completion: str, problem: Problem) -> "Future[Grade]":
+        """Begin to grade one completion."""
+        return self._threads.submit(self._grade, completion, problem)
+
+    def grade(self, completions: Iterable[tuple[str, Problem]]) -> list[Grade]:
+        """The grades of several completions, in order."""
+        return [graded.result() for graded in [self.submit(*one) for one in completions]]
+
+    def close(self) -> None:
+        """Forget what is not graded yet and end the workers."""
+        self._threads.shutdown(cancel_futures=True)
+        while True:
+            try:
+                self._idle.get_nowait().close()
+            except Empty:
+                return
+
+    def _grade(self, completion: str, problem: Problem) -> Grade:
         try:
-            score = self._score(answer, problem)
-        except Exception as error:  # any completion may hit any bug of a scorer; it is data, not a crash
-            if not self.num_errors:
-                _log.warning("a grader raised %s: %s; such completions get reward 0 and are counted", type(error).__name__, error)
-            self.num_errors += 1
-            return 0.0
-        return min(max(float(score), 0.0), 1.0)
+            grade = self._with_worker(completion, problem)
+        except WorkerDied:  # killed from outside, perhaps for memory; a new one that dies as well is broken
+            grade = self._with_worker(completion, problem)
+        if grade.error is not None:
+            with self._lock:
+                self.num_errors += 1
+                if self.num_errors == 1:
+                    _log.warning(
+                        "a completion could not be graded (%s; its answer: %.80r): such completions get grade 0 and are counted",
+                        grade.error,
+                        grade.extracted,
+                    )
+        return grade
+
+    def _with_worker(self, completion: str, problem: Problem) -> Grade:
+        try:
+            worker = self._idle.get_nowait()
+        except Empty:
+            worker = _Worker(self.rule)
+        try:
+            grade = worker.grade(completion, problem)
+        except BaseException:
+            worker.close()
+            raise
+        self._idle.put(worker)
+        return grade
 
 
-def answer_finder(pattern: str | None) -> Callable[[str], str | None]:
-    """Function from a completion to the last match of `pattern`'s group, or to the whole text without a pattern."""
-    if pattern is None:
-        return lambda completion: completion
-    compiled = re.compile(pattern, re.DOTALL)
+def make_grader(task: Task, answer_pattern: str | None) -> Grader:
+    """Grader of a task's completions; close it."""
+    return Grader(Rule(score=task.score, answer_pattern=answer_pattern, whole_text=task.whole_text))
 
-    def find(completion: str) -> str | None:
-        matches = compiled.findall(completion)
-        return matches[-1] if matches else None
 
-    return find
+class WorkerDied(RunStopped):
+    """A grading process ended, which no completion can bring about."""
+
+
+class _Worker:
+    """A process that grades one completion at a time."""
+
+    def __init__(self, rule: Rule) -> None:
+        paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", "topd.tasks.grading_worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            start_new_session=True,  # Ctrl-C is for us; a worker ends when its input does
+        )
+        self._rule = rule
+        self._ready = False
+
+    def grade(self, completion: str, problem: Problem) -> Grade:
+        try:
+            if not self._ready:
+                self._send(self._rule)
+                self._ready = True
+            self._send((completion, problem))
+            reply = self._receive()
+            if isinstance(reply, Grade):  # extracting the answer took too long
+                return reply
+            grade: Grade = self._receive()
+            return dataclasses.replace(grade, extracted=reply)
+        except (OSError, struct.error, EOFError) as error:
+            raise WorkerDied(
+                "a grading process ended; its own words, if any, stand above. Look at the machine's memory, and try `topd grade`."
+            ) from error
+
+    def close(self) -> None:
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(OSError):  # it may have ended first
+                pipe.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # with the child that grades
+        self._process.wait()
+
+    def _send(self, message: Any) -> None:
+        data = pickle.dumps(message)
+        assert self._process.stdin is not None
+        self._process.stdin.write(SIZE.pack(len(data)) + data)
+        self._process.stdin.flush()
+
+    def _receive(self) -> Any:
+        assert self._process.stdout is not None
+        (size,) = SIZE.unpack(self._process.stdout.read(SIZE.size))
+        return pickle.loads(self._process.stdout.read(size))

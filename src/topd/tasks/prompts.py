@@ -31,6 +31,19 @@ class RenderedPrompts:
     unknown: tuple[tuple[str, str], ...] = ()
     """(id, characters) of every prompt with characters that the tokenizer maps to its unknown or padding token."""
 
+    def notices(self, name: str, *, too_long_are: str) -> list[str]:
+        """What a person should know about these prompts; `too_long_are` says what becomes of those that are too long."""
+        lines = []
+        if self.too_long:
+            lines.append(f"{len(self.too_long)} {name} problems have more than task.max_prompt_tokens tokens: {too_long_are}")
+        if self.unknown:
+            where, characters = self.unknown[0]
+            lines.append(
+                f"{len(self.unknown)} {name} prompts hold characters that the tokenizer does not know, the first is {where}: "
+                f"{characters!r}. The models see its unknown or padding token there."
+            )
+        return lines
+
 
 def make_prompts(
     problems: Sequence[Problem],

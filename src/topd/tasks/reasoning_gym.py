@@ -1,6 +1,9 @@
-"""Problems made by any generator of reasoning-gym, graded by that generator's own scorer."""
+"""Problems made by any generator of reasoning-gym; that generator's own scorer grades the final answer of a completion."""
 
+import functools
 import random
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from topd.config import ReasoningGymConfig
@@ -9,6 +12,37 @@ from topd.tasks.task import Problem, Task, split_task
 
 HELD_OUT_SEED = 1_000_000_007
 """Held-out seeds start here, training seeds below: item i of a generator with seed s is made from seed s + i."""
+
+# fmt: off
+WHOLE_TEXT = frozenset({
+    "arc_agi", "binary_matrix", "boxnet", "emoji_mystery", "futoshiki", "graph_color", "kakurasu", "manipulate_matrix",
+    "mini_sudoku", "modulo_grid", "n_queens", "pool_matrix", "rearc", "rotate_matrix", "rush_hour", "sentence_reordering",
+    "sudoku", "survo", "tower_of_hanoi",
+})
+# fmt: on
+"""Generators whose answers are several lines or whole sentences: without a box the whole completion is the answer."""
+
+ANY = "(any answer that the generator's scorer accepts)"
+"""Stands for the right answer where a generator names none."""
+
+
+@dataclass(frozen=True)
+class GeneratorScore:
+    """A generator's own scorer, by name and parameters, so that it can be sent to another process."""
+
+    generator: str
+    params: Mapping[str, Any]
+
+    @functools.cached_property
+    def _dataset(self) -> Any:
+        import reasoning_gym
+
+        return reasoning_gym.create_dataset(self.generator, size=1, seed=0, **self.params)
+
+    def __call__(self, answer: str, problem: Problem) -> float:
+        """Score of an answer to one of the generator's items. Raises whatever the generator raises."""
+        item = dict(problem.metadata) or {"question": problem.question, "answer": problem.answer, "metadata": {}}
+        return float(self._dataset.score_answer(answer, item))
 
 
 def load(config: ReasoningGymConfig, *, seed: int) -> Task:
@@ -48,9 +82,12 @@ def load(config: ReasoningGymConfig, *, seed: int) -> Task:
     return split_task(
         train_problems,
         held_out_problems,
-        lambda answer, problem: float(train.score_answer(answer, dict(problem.metadata))),
+        GeneratorScore(config.generator, config.params),
+        whole_text=config.generator in WHOLE_TEXT,
     )
 
 
 def _problem(item: dict[str, Any], domain: str) -> Problem:
-    return Problem(question=item["question"], answer=str(item["answer"]), domain=domain, metadata=item)
+    named = item["answer"] is not None
+    answer = str(item["answer"]) if named else ANY
+    return Problem(question=item["question"], answer=answer, has_one_answer=named, domain=domain, metadata=item)

@@ -7,7 +7,8 @@ from typing import Any, Literal
 from topd.errors import ConfigError
 
 Score = Callable[[str, "Problem"], float]
-"""(answer found in a completion, its problem) -> grade in [0, 1]. May raise; grading.py turns that into 0 and a count."""
+"""(answer of a completion, its problem) -> grade in [0, 1]. May raise: grading.py turns that into 0 and a count. It is sent to
+other processes, so it is a function of a module, or an object that can be pickled."""
 
 Role = Literal["user", "assistant"]
 
@@ -32,6 +33,8 @@ class Problem:
     """This problem's own; None: that of the task's configuration."""
     answer: str | None = None
     """None: there is nothing to grade against. Never empty or blank."""
+    has_one_answer: bool = True
+    """False: several answers are right, the scorer tells which, and `answer` only says so."""
     domain: str = "default"
     demonstration: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -51,6 +54,8 @@ class Task:
     train: Sequence[Problem]
     held_out: Sequence[Problem]
     score: Score
+    whole_text: bool = False
+    """Without a box, the whole completion is the answer, not its last line (tasks/answers.py)."""
     num_leaks: int = 0
     """Training problems left out because the held-out problems ask the same."""
     num_duplicates: int = 0
@@ -59,15 +64,23 @@ class Task:
     """Held-out problems left out because they have no answer."""
 
 
-def split_task(train: Sequence[Problem], held_out: Sequence[Problem], score: Score) -> Task:
-    """A task without leaks, without duplicates and unanswered problems among those held out, all of them counted."""
+def split_task(train: Sequence[Problem], held_out: Sequence[Problem], score: Score, *, whole_text: bool = False) -> Task:
+    """A task without leaks, without duplicates and unanswered problems among those held out, all of them counted.
+
+    Raises ConfigError if there are held-out problems and none has an answer.
+    """
     kept = without_leaks(train, held_out)
     answered = [problem for problem in held_out if problem.answer is not None]
+    if held_out and not answered:
+        raise ConfigError(
+            f"no held-out problem has an answer to grade against ({held_out[0].source} is the first). Give the field `answer`."
+        )
     distinct = unique(answered)
     return Task(
         train=kept,
         held_out=distinct,
         score=score,
+        whole_text=whole_text,
         num_leaks=len(train) - len(kept),
         num_duplicates=len(answered) - len(distinct),
         num_unanswered=len(held_out) - len(answered),

@@ -16,7 +16,7 @@ from torch import Tensor
 from topd.errors import RunStopped
 from topd.models.logprobs import SLACK, score_groups
 from topd.rollout.engine import Engine
-from topd.tasks.grading import Grader
+from topd.tasks.grading import Grade, Grader
 from topd.teacher.teacher import Scores, Teacher, Unscored
 from topd.types import RolloutGroup, ScoredGroup
 
@@ -33,16 +33,19 @@ def score(
 ) -> list[ScoredGroup | Unscored]:
     """Grade every completion, and add the log-probs credit and ratio need. A group that the teacher could not score is marked.
 
+    Grading goes on in its own processes while models score.
+
     `teacher`, `engine`: None for algorithms that ask for none or sample nothing. The trainer recomputes its own log-probs
     wherever those of the engine are not them already.
     """
+    graded = [[grader.submit(rollout.text, group.prompt.problem) for rollout in group.rollouts] for group in groups]
     own = _own_logprobs(groups, engine, temperature=temperature, max_tokens=max_tokens)
     taught: Sequence[Scores | Unscored | None]
     taught = [None] * len(groups) if teacher is None else teacher.score(groups, on_tokens=on_tokens)
     same_noise = {teacher and teacher.engine_kind, engine and engine.kind} == {"vllm"}
     tolerance = engine.tolerance if engine is not None else None
     scored: list[ScoredGroup | Unscored] = []
-    for group, old, scores in zip(groups, own, taught, strict=True):
+    for group, old, scores, grades in zip(groups, own, taught, graded, strict=True):
         fault = scores if isinstance(scores, Unscored) else _sampled_elsewhere(group, old, tolerance)
         if fault is not None:
             scored.append(fault)
@@ -50,7 +53,7 @@ def score(
         assert not isinstance(scores, Unscored)
         _check_scores(group, scores)
         behaviour = tuple(rollout.logprobs for rollout in group.rollouts) if same_noise else old
-        scored.append(_scored(group, old, behaviour, scores, grader))
+        scored.append(_scored(group, old, behaviour, scores, [grade.result() for grade in grades]))
     return scored
 
 
@@ -133,15 +136,13 @@ def _scored(
     old: tuple[Tensor, ...],
     behaviour: tuple[Tensor, ...],
     from_teacher: tuple[Tensor, ...] | None,
-    grader: Grader,
+    grades: Sequence[Grade],
 ) -> ScoredGroup:
-    errors_before = grader.num_errors
-    rewards = torch.tensor([grader.grade(rollout.text, group.prompt.problem) for rollout in group.rollouts])
     return ScoredGroup(
         group=group,
-        rewards=rewards,
+        rewards=torch.tensor([grade.grade for grade in grades]),
         behaviour_logprobs=behaviour,
         old_logprobs=old,
         teacher_logprobs=from_teacher,
-        num_grader_errors=grader.num_errors - errors_before,
+        num_grader_errors=sum(grade.error is not None for grade in grades),
     )

@@ -21,6 +21,8 @@ class Check:
     name: str
     ok: bool
     detail: str
+    warning: bool = False
+    """It is no reason to stop, and a reason to look."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,13 @@ def state(watched: Watched) -> Iterator[Verdict]:
         yield judged("note", "The run is not finished", words, advice="If it was stopped, go on with run.resume = true.")
 
 
+def probed(watched: Watched) -> Iterator[Verdict]:
+    """What the probe warned of before anything was spent."""
+    for check in watched.run.checks:
+        if check.get("warning") is True:
+            yield judged("warning", f"The probe warned: {check['name']}", check["detail"])
+
+
 def infinite(watched: Watched) -> Iterator[Verdict]:
     """A gap of null where it was computed: some sampled token has probability 0 to the teacher."""
     name = "teacher/gap"
@@ -292,7 +299,7 @@ def mismatch(watched: Watched) -> Iterator[Verdict]:
 
 
 CHECKS = (
-    *(state, infinite, missing),
+    *(state, probed, infinite, missing),
     *learning.CHECKS,
     *(end_tokens, concentration, rejected, tail, movement, mismatch),
     *service.CHECKS,

@@ -1,0 +1,89 @@
+"""Whether completions of this pair on this task can be graded at all, seen on a few of them before anything is spent."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+from topd.rollout.engine import Engine, SamplingParams
+from topd.tasks.grading import Grade, Grader
+from topd.teacher.teacher import Check
+from topd.types import Prompt, Rollout
+
+GRADED_PROMPTS, GRADED_ROLLOUTS, GRADED_TOKENS = 8, 2, 1024
+"""How many completions of each model are sampled, and to what length at most."""
+
+FORMS = ("\\boxed{{{}}}", "{}", "The answer is {}.", "Answer: {}", "#### {}", "<answer>{}</answer>", "So it is:\n{}")
+"""Forms in which a completion may state its answer; the first is the one to ask for."""
+
+READ_ON = "Try the rule on completions of your own with `topd grade`; docs/data.md has it."
+SHOWN = 160
+"""Characters of an example's end that are shown."""
+
+
+def check_gold(grader: Grader, prompts: Sequence[Prompt]) -> Iterator[Check]:
+    """The right answer itself, in the form that is asked for, must be graded 1. Nothing is said where no answer is known."""
+    asked = [prompt for prompt in prompts if prompt.answer is not None and prompt.problem.has_one_answer][:GRADED_PROMPTS]
+    if not asked:
+        return
+    pairs = [(form.format(prompt.answer), prompt.problem) for form in FORMS for prompt in asked]
+    grades = [one.grade for one in grader.grade(pairs)]
+    per_form = [grades[i : i + len(asked)] for i in range(0, len(grades), len(asked))]
+    best = max(range(len(FORMS)), key=lambda i: sum(per_form[i]))
+    wrong = [prompt for prompt, grade in zip(asked, per_form[best], strict=True) if grade < 1]
+    if not wrong:
+        yield Check(name="right answers", ok=True, detail=f"graded 1 in the form {FORMS[best].format('...')!r}")
+        return
+    yield Check(
+        name="right answers",
+        ok=True,
+        warning=True,
+        detail=f"{len(wrong)} of {len(asked)} right answers are not graded 1 in any usual form, the first is {wrong[0].answer!r} "
+        f"of {wrong[0].id}: hardly any completion can be graded right. Look at task.answer_pattern and task.grader. {READ_ON}",
+    )
+
+
+def check_grades(
+    engines: Mapping[str, Engine], grader: Grader, prompts: Sequence[Prompt], params: SamplingParams
+) -> Iterator[Check]:
+    """A few completions of each model, graded, with one shown. Nothing is said where no answer is known.
+
+    `engines` by the name of the model, the weakest first: that it gets nothing right is no warning if a later one does, unless it
+    gives no answers. `params` are those of the run's rollouts; at most GRADED_TOKENS of each are sampled.
+    """
+    asked = [prompt for prompt in prompts if prompt.answer is not None][:GRADED_PROMPTS]
+    limit = params.max_tokens
+    params = dataclasses.replace(params, n=GRADED_ROLLOUTS, max_tokens=min(limit, GRADED_TOKENS))
+    others_right = False
+    checks = []
+    for who, engine in reversed(list(engines.items())) if asked else ():
+        pairs = [(group.prompt, rollout) for group in engine.generate(asked, params) for rollout in group.rollouts]
+        grades = grader.grade((rollout.text, prompt.problem) for prompt, rollout in pairs)
+        right, answers = sum(one.grade == 1 for one in grades), sum(one.extracted is not None for one in grades)
+        cut = sum(rollout.finish_reason == "length" for _, rollout in pairs)
+        detail = f"{right} of {len(pairs)} completions graded right, {cut} cut off at {params.max_tokens} tokens. "
+        detail += _example(pairs, grades)
+        mostly_cut = 2 * cut > len(pairs)
+        remedies = []
+        if mostly_cut and limit > GRADED_TOKENS:
+            detail += f" The run's limit is {limit}, so this says little."
+        elif mostly_cut:
+            remedies.append("Most are cut off before they end. Raise rollout.max_completion_tokens, or look at the end token.")
+        if not right and not mostly_cut and not (others_right and 2 * answers > len(pairs)):
+            remedies.append(
+                "Nothing is graded right: the problems are too hard, or the completions state their answers in another form. Ask "
+                f"for \\boxed{{}} with task.prompt_suffix, or set task.answer_pattern. {READ_ON}"
+            )
+        checks.append(Check(name=f"grades of the {who}", ok=True, warning=bool(remedies), detail=" ".join([detail, *remedies])))
+        others_right = others_right or right > 0
+    yield from reversed(checks)
+
+
+def _example(pairs: Sequence[tuple[Prompt, Rollout]], grades: Sequence[Grade]) -> str:
+    """One completion in words: a right one if there is any, else one with an answer, else one that ended."""
+
+    def rank(i: int) -> tuple[float, bool, bool]:
+        return grades[i].grade, grades[i].extracted is not None, pairs[i][1].finish_reason == "stop"
+
+    shown = max(range(len(pairs)), key=rank)
+    prompt, rollout = pairs[shown]
+    end = rollout.text if len(rollout.text) <= SHOWN else "..." + rollout.text[-SHOWN:]
+    return f"One ends {end!r}: extracted {grades[shown].extracted!r}, right is {prompt.answer!r}."
