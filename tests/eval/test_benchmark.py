@@ -65,7 +65,7 @@ def test_a_question_that_a_benchmark_asks_is_not_trained_on(tmp_path: Path) -> N
     config = tiny_config(tmp_path, eval__benchmarks=[{"name": "other", "task": task}])
     with pytest.raises(ConfigError, match="every training problem is also held out"):
         assemble(config_file.load(config))
-    assert assemble(config_file.load(tiny_config(tmp_path))).num_leaks == 0
+    assert assemble(config_file.load(tiny_config(tmp_path))).notices == []
 
 
 def test_a_named_benchmark_without_problems_is_an_error(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Each verdict appears exactly where it should: a failure is put into a healthy run, and nothing else may be said of it."""
 
+import dataclasses
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -638,6 +639,8 @@ def test_every_check_says_something_of_a_healthy_run_or_of_a_failure() -> None:
     silent = {check.__name__ for check in health.CHECKS}
     runs: list[tuple[StoredRun, Sequence[StoredStep]]] = [(a_run(), [a_step()])]
     runs += [(a_run(with_series(**changed)), ()) for changed, _ in FAILURES]
+    warned = {"name": "grades of the student", "ok": True, "warning": True, "detail": "Nothing is graded right."}
+    runs += [(dataclasses.replace(a_run(), checks=(warned,)), ())]
     runs += [(a_run(evaluations=[scored("student", step, 0.5) for step in (0, 6, 12)]), ())]
     runs += [(a_run([{**row, "train/loss": 1.0} for row in without("policy/entropy", "ratio/p50")]), ())]
     for run, steps in runs:

@@ -6,6 +6,7 @@ from contextlib import closing
 
 import pytest
 
+from tests.tasks.scorers import die, picky
 from topd.tasks.answers import final_answer, last_boxed
 from topd.tasks.grading import MAX_ANSWER, Grade, Grader, Rule
 from topd.tasks.scorers import exact, math_verify
@@ -200,12 +201,6 @@ def test_a_pattern_that_backtracks_for_ever_is_an_error_too() -> None:
     assert graded.error is not None
 
 
-def picky(answer: str, of: Problem) -> float:
-    if answer == "bad":
-        raise ZeroDivisionError("division by zero")
-    return {"three": 3.0, "minus": -3.0}.get(answer, 1.0)
-
-
 def test_a_raising_scorer_gives_zero_and_is_counted(caplog: pytest.LogCaptureFixture) -> None:
     with closing(Grader(Rule(score=picky), workers=1)) as grader:
         grades = grader.grade([(text, problem("1")) for text in ("bad", "good", "bad")])
@@ -224,12 +219,6 @@ def test_without_a_right_answer_or_without_an_extracted_one_the_grade_is_zero() 
 def test_grades_are_kept_within_zero_and_one() -> None:
     rule = Rule(score=picky)
     assert [rule.compare(text, problem("x")).grade for text in ("three", "minus")] == [1.0, 0.0]
-
-
-def die(answer: str, of: Problem) -> float:
-    import os
-
-    return os.abort() if answer == "kill" else 0.0
 
 
 def test_a_scorer_that_kills_its_process_costs_one_grade() -> None:

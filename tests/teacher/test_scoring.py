@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from tests.e2e.tiny import tiny_config
+from tests.tasks.scorers import Buggy
 from topd import config_file
 from topd.assemble import assemble
 from topd.errors import RunStopped
 from topd.rollout.engine import SamplingParams
+from topd.tasks.grading import Grader, Rule
 from topd.teacher.local import LocalTeacher
 from topd.teacher.scoring import score
 
@@ -32,14 +34,9 @@ def test_grades_and_errors_of_the_grader_are_per_group(tmp_path: Path) -> None:
     groups = parts.engine.generate(list(parts.prompts.prompts[:2]), SamplingParams(n=2, max_tokens=12))
     first = groups[0].prompt.problem
 
-    def score_one(answer: str, problem: object) -> float:
-        if problem is first:
-            raise RuntimeError("a bug of the scorer")
-        return 1.0
-
-    from topd.tasks.grading import Grader
-
-    scored = score(groups, grader=Grader(score_one, None), teacher=None, engine=None, temperature=1.0, max_tokens=1000)
+    grader = Grader(Rule(score=Buggy(first.question), whole_text=True), workers=1)
+    scored = score(groups, grader=grader, teacher=None, engine=None, temperature=1.0, max_tokens=1000)
+    grader.close()
     assert [item.num_grader_errors for item in scored] == [2, 0]
     assert [item.rewards.tolist() for item in scored] == [[0.0, 0.0], [1.0, 1.0]]
 

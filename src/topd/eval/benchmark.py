@@ -79,7 +79,7 @@ def _benchmark(config: Config, name: str, task_config: TaskConfig, task: Task, m
         },
         notices=[
             *rendered.notices(name, too_long_are="they count as wrong"),
-            *([f"{name}: {words}"] if (words := excluded({"left_out": left_out})) else []),
+            *([f"{name}: {words}"] if (words := excluded({"left_out": left_out | {"max_problems": 0}})) else []),
         ],
     )
 

@@ -14,6 +14,7 @@ import struct
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -153,6 +154,8 @@ class _Worker:
         )
         self._rule = rule
         self._ready = False
+        self.close = weakref.finalize(self, _end, self._process)
+        """End the process; at the latest when nobody holds the worker any more."""
 
     def grade(self, completion: str, problem: Problem) -> Grade:
         try:
@@ -170,15 +173,6 @@ class _Worker:
                 "a grading process ended; its own words, if any, stand above. Look at the machine's memory, and try `topd grade`."
             ) from error
 
-    def close(self) -> None:
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            with contextlib.suppress(OSError):  # it may have ended first
-                pipe.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # with the child that grades
-        self._process.wait()
-
     def _send(self, message: Any) -> None:
         data = pickle.dumps(message)
         assert self._process.stdin is not None
@@ -189,3 +183,13 @@ class _Worker:
         assert self._process.stdout is not None
         (size,) = SIZE.unpack(self._process.stdout.read(SIZE.size))
         return pickle.loads(self._process.stdout.read(size))
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    for pipe in (process.stdin, process.stdout):
+        assert pipe is not None
+        with contextlib.suppress(OSError):  # it may have ended first
+            pipe.close()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # with the child that grades
+    process.wait()
