@@ -137,7 +137,8 @@ def _grade(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
 
     config = config_file.load(arguments.config, rest)
     try:
-        with open(0 if arguments.file == "-" else arguments.file, encoding="utf-8-sig") as file:
+        piped = contextlib.nullcontext(sys.stdin)
+        with piped if arguments.file == "-" else open(arguments.file, encoding="utf-8-sig") as file:
             for row in grade_rows(config, read_rows(file, arguments.file)):
                 print(json.dumps(row, ensure_ascii=False), flush=True)
     except (FileNotFoundError, IsADirectoryError, PermissionError, UnicodeDecodeError) as error:

@@ -15,7 +15,7 @@ import torch
 from topd.assemble import Parts, assemble, make_trainer, probe, require
 from topd.config import Config
 from topd.errors import ConfigError, RunStopped, first_line
-from topd.eval.benchmark import Benchmark, evaluate_engine, sampling_params
+from topd.eval.benchmark import Benchmark, benchmarks_sha256, evaluate_engine, sampling_params
 from topd.models.export import export
 from topd.models.vocabulary import entries
 from topd.rollout.ahead import Ahead
@@ -45,7 +45,7 @@ def run(config: Config, display: Display | None = None) -> dict[str, Any]:
         with naming_memory(), trackers, contextlib.closing(assemble(config, cache_path=directory.path / SCORES)) as parts:
             checks = probe(parts)
             require(checks)
-            directory.begin(config, parts.prompts.sha256())
+            directory.begin(config, parts.prompts.sha256(), benchmarks_sha256(parts.benchmarks))
             directory.write_probe([dataclasses.asdict(check) for check in checks])
             vocabulary.write(directory.vocabulary, entries(parts.policy))
             for warning in [f"WARNING  {check.name}: {check.detail}" for check in checks if check.warning]:

@@ -641,6 +641,7 @@ def test_every_check_says_something_of_a_healthy_run_or_of_a_failure() -> None:
     runs += [(a_run(with_series(**changed)), ()) for changed, _ in FAILURES]
     warned = {"name": "grades of the student", "ok": True, "warning": True, "detail": "Nothing is graded right."}
     runs += [(dataclasses.replace(a_run(), checks=(warned,)), ())]
+    runs += [(a_run(evaluations=[scored("student", 12, 0.0, without_answer_rate=0.9)]), ())]
     runs += [(a_run(evaluations=[scored("student", step, 0.5) for step in (0, 6, 12)]), ())]
     runs += [(a_run([{**row, "train/loss": 1.0} for row in without("policy/entropy", "ratio/p50")]), ())]
     for run, steps in runs:

@@ -16,7 +16,7 @@ from topd.run.directory import open_run
 def open_once(tmp_path: Path, **changes: object) -> None:
     config = config_file.load(tiny_config(tmp_path / "run", **changes))
     with open_run(config) as directory:
-        directory.begin(config, "digest")
+        directory.begin(config, "digest", "held-out digest")
 
 
 def test_a_new_folder_gets_configuration_and_environment(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_other_training_data_are_refused_on_resume(tmp_path: Path) -> None:
     open_once(tmp_path)
     config = config_file.load(tiny_config(tmp_path / "run", run__resume=True))
     with open_run(config) as directory, pytest.raises(ConfigError, match="training problems are not those"):
-        directory.begin(config, "another digest")
+        directory.begin(config, "another digest", "held-out digest")
 
 
 @pytest.mark.parametrize("name", ["~nobody-here/run", "a\0b"])

@@ -75,13 +75,22 @@ def _benchmark(config: Config, name: str, task_config: TaskConfig, task: Task, m
         stored={
             "left_out": left_out,
             "task": task_config.model_dump(mode="json", exclude={"path", "train_size", "split", "demonstration_column"}),
-            "problems_sha256": hashlib.sha256(repr([(p.key, p.answer) for p in problems]).encode()).hexdigest(),
+            "problems_sha256": _sha256([(problem.key, problem.answer) for problem in problems]),
         },
         notices=[
             *rendered.notices(name, too_long_are="they count as wrong"),
             *([f"{name}: {words}"] if (words := excluded({"left_out": left_out | {"max_problems": 0}})) else []),
         ],
     )
+
+
+def _sha256(value: object) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()
+
+
+def benchmarks_sha256(benchmarks: Sequence[Benchmark]) -> str:
+    """Digest of all problems of all benchmarks: a resumed run must see the same."""
+    return _sha256([(benchmark.name, benchmark.stored["problems_sha256"]) for benchmark in benchmarks])
 
 
 def sampling_params(config: Config) -> SamplingParams:

@@ -48,18 +48,20 @@ class RunDirectory:
         self.model = path / "model"
         self.vocabulary = path / "vocabulary.parquet"
 
-    def begin(self, config: Config, data_sha256: str) -> None:
+    def begin(self, config: Config, data_sha256: str, held_out_sha256: str) -> None:
         """Record what runs here, once it is known that it can run; remove what an interrupted write left.
 
-        Raises ConfigError if the run began with other training data.
+        Raises ConfigError if the run began with other training or held-out data.
         """
         recorded = self.path / "environment.json"
-        before = json.loads(recorded.read_text(encoding="utf-8")) if recorded.is_file() else environment(data_sha256)
-        if before.get("data_sha256") != data_sha256:
-            raise ConfigError(
-                f"the training problems are not those that the run in {self.path} began with (their digest has changed). Put the "
-                "data back to go on, or start a new run in another run.directory."
-            )
+        now = {"data_sha256": data_sha256, "held_out_sha256": held_out_sha256}
+        before = json.loads(recorded.read_text(encoding="utf-8")) if recorded.is_file() else environment() | now
+        for key, what in (("data_sha256", "training"), ("held_out_sha256", "held-out")):
+            if before.get(key, now[key]) != now[key]:
+                raise ConfigError(
+                    f"the {what} problems are not those that the run in {self.path} began with (their digest has changed). Put "
+                    "the data back to go on, or start a new run in another run.directory."
+                )
         for leftover in [*self.path.glob(f"*{PARTIAL}"), *self.path.glob(f"*/*{PARTIAL}")]:
             remove(leftover)
         write_text(self.path / "config.toml", config_file.dump(config))
@@ -178,7 +180,7 @@ def _check_unchanged(recorded: Path, config: Config) -> None:
         )
 
 
-def environment(data_sha256: str) -> dict[str, Any]:
+def environment() -> dict[str, Any]:
     """Versions, commit, machine and data: what a result depends on beside its configuration."""
     import torch
 
@@ -204,7 +206,6 @@ def environment(data_sha256: str) -> dict[str, Any]:
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "commit": _commit(),
-        "data_sha256": data_sha256,
     }
 
 

@@ -39,6 +39,9 @@ GROWTH = 0.5
 LARGE_TRUNCATION = 0.3
 """A rule of thumb: with so many completions cut off, grades and end tokens say little."""
 
+NO_ANSWER = 0.5
+"""Share of completions without an answer from which the form is to blame, not the student."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
@@ -128,6 +131,19 @@ def accuracy(watched: Watched) -> Iterator[Verdict]:
             words += " The intervals overlap: no change was shown."
             advice = "Train longer (run.steps), or measure more finely (eval.samples_per_problem, more problems)."
             yield judged(level, "No change of accuracy was shown", words, evidence=_scores(board, last), advice=advice)
+
+
+def answers(watched: Watched) -> Iterator[Verdict]:
+    """Whether the student's completions state answers at all, in the form that is graded."""
+    latest = {str(row.get("benchmark")): row for row in watched.run.evaluations if row.get("model") == "student"}
+    for name, row in latest.items():
+        rate = number(row.get("without_answer_rate"))
+        if rate is not None and rate > NO_ANSWER:
+            words = (
+                f"{name}: {percent(rate)} of the student's completions hold no answer, so they are graded 0 whatever they say."
+            )
+            advice = "Ask for \\boxed{} with task.prompt_suffix, or set task.answer_pattern; try the rule with `topd grade`."
+            yield judged("warning", "Most completions state no answer", words, advice=advice)
 
 
 def _closed(board: Board, last: Score) -> str:
@@ -290,4 +306,4 @@ def entropy(watched: Watched) -> Iterator[Verdict]:
         yield judged("good", "Entropy has neither collapsed nor grown", words, name, evidence=evidence)
 
 
-CHECKS = (accuracy, teacher_is_better, best_was_earlier, gap, grades, length, truncation, entropy)
+CHECKS = (accuracy, answers, teacher_is_better, best_was_earlier, gap, grades, length, truncation, entropy)
