@@ -121,7 +121,10 @@ class TaskBase(Section):
     template: Literal["auto", "chat", "plain"] = Field(
         "auto", description="chat: the tokenizer's chat template; plain: the text as it is; auto: chat where there is a template."
     )
-    system_prompt: str | None = Field(None, description="System message; needs the chat template.")
+    system_prompt: str | None = Field(None, description="System message of rows without their own; needs a chat template.")
+    template_arguments: dict[str, Any] = Field(
+        default_factory=dict, description="Arguments of the chat template, for example { enable_thinking = false }."
+    )
     prompt_suffix: str = Field("", description="Text appended to every question, for example the wanted answer format.")
     answer_pattern: str | None = Field(
         None,
@@ -153,7 +156,7 @@ class ReasoningGymConfig(TaskBase):
 class JsonlConfig(TaskBase):
     type: Literal["jsonl"]
     path: str = Field(
-        description="Training file: one JSON object a line with prompt, answer, and optionally domain, demonstration."
+        description="Training file: one JSON object a line with prompt, answer and so on; docs/data.md lists the forms."
     )
     eval_path: str | None = Field(None, description="Held-out file of the same form.")
     grader: Literal["math_verify", "exact"] = Field("math_verify", description="How an answer is compared with the right one.")
@@ -165,10 +168,19 @@ class HubConfig(TaskBase):
     subset: str | None = Field(None, description="Configuration of the data set.")
     split: str = Field("train", description="Split to train on.")
     eval_split: str | None = Field(None, description="Held-out split.")
-    prompt_column: str = Field("prompt", description="Column with the question.")
-    answer_column: str | None = Field("answer", description="Column with the answer.")
-    demonstration_column: str | None = Field(None, description="Column with a worked completion.")
-    domain_column: str | None = Field(None, description="Column with the domain.")
+    prompt_column: str | None = Field(
+        None, description="Column with the question, a text or a list of messages. Unset: prompt, messages, problem or question."
+    )
+    answer_column: str | None = Field(
+        None, description="Column with the answer. Unset: answer, reward_model or the box in solution, where there is one."
+    )
+    demonstration_column: str | None = Field(
+        None, description="Column with a worked completion. Unset: demonstration, completion or solution, where there is one."
+    )
+    domain_column: str | None = Field(None, description="Column with the domain. Unset: domain, where there is one.")
+    system_prompt_column: str | None = Field(
+        None, description="Column with a system message by row. Unset: system_prompt, where there is one."
+    )
     grader: Literal["math_verify", "exact"] = Field("math_verify", description="How an answer is compared with the right one.")
 
 

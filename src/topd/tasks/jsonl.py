@@ -1,17 +1,16 @@
-"""Problems from JSON lines: {"prompt": ..., "answer": ..., "domain": ..., "demonstration": ...}; only prompt is required."""
+"""Problems from JSON lines: one object a line, with the fields of tasks/rows.py; numbers keep their text."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from topd.config import JsonlConfig
 from topd.errors import ConfigError
-from topd.tasks.grading import SCORERS
-from topd.tasks.task import Problem, Task, split_task
+from topd.tasks.rows import Number, check_fields, problem_from
+from topd.tasks.scorers import SCORERS
+from topd.tasks.task import Problem, Task, refuse_contradictions, split_task
 
 BUILTIN = Path(__file__).parent.parent / "builtin"
-FIELDS = {"prompt", "answer", "domain", "demonstration"}
 
 
 def load(config: JsonlConfig) -> Task:
@@ -28,19 +27,20 @@ def read(name: str, key: str) -> list[Problem]:
         lines = path.read_text(encoding="utf-8-sig").split("\n")  # splitlines() would also cut at U+2028 inside a string
     except UnicodeDecodeError as error:
         raise ConfigError(f"{key}: {path} is not UTF-8 text ({error.reason} at byte {error.start}). Convert it.") from None
-    return [_problem(line, f"{key}: {path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    problems = [_problem(line, f"{name}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    refuse_contradictions(problems)
+    return problems
 
 
 def _problem(line: str, where: str) -> Problem:
     try:
-        row = json.loads(line, parse_constant=_refuse)
+        row = json.loads(line, parse_constant=_refuse, parse_int=Number, parse_float=Number, object_pairs_hook=_object)
         json.dumps(row, ensure_ascii=False).encode()  # a lone surrogate is valid JSON and no text
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: not JSON ({getattr(error, 'msg', error)}). Every line must be one object.") from None
     if not isinstance(row, dict):
         raise ConfigError(f"{where}: found {type(row).__name__}, every line must be one JSON object.")
-    if unknown := set(row) - FIELDS:
-        raise ConfigError(f"{where}: unknown field {sorted(unknown)[0]!r}. Fields are {', '.join(sorted(FIELDS))}.")
+    check_fields(row, where)
     return problem_from(row, where)
 
 
@@ -48,18 +48,8 @@ def _refuse(name: str) -> None:
     raise ValueError(f"{name} is no JSON number")
 
 
-def problem_from(row: Mapping[str, Any], where: str) -> Problem:
-    """A problem from named fields; numbers are taken as text, anything else is refused."""
-    if not isinstance(row.get("prompt"), str) or not row["prompt"]:
-        raise ConfigError(f"{where}: `prompt` must be a non-empty string, found {row.get('prompt')!r}.")
-    for name in ("answer", "domain", "demonstration"):
-        if not isinstance(row.get(name), str | int | float | None) or isinstance(row.get(name), bool):
-            raise ConfigError(f"{where}: `{name}` must be a string or a number, found {type(row[name]).__name__}.")
-    text = {name: None if row.get(name) is None else str(row[name]) for name in ("answer", "demonstration")}
-    return Problem(
-        question=row["prompt"],
-        answer=text["answer"],
-        domain=str(row.get("domain") or "default"),
-        demonstration=text["demonstration"],
-        source=where,
-    )
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise ValueError(f"a field is given twice among {', '.join(name for name, _ in pairs)}")
+    return fields
