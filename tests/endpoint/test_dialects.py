@@ -222,7 +222,8 @@ def test_any_value_in_the_right_place_is_read_or_bad(name, values):
 
 @pytest.mark.parametrize("name", ["vllm", "echo", "sglang"])
 @pytest.mark.parametrize(
-    "found", ["-1" + "0" * 400, "1" * 5000, "true", '"-1.0"', "1e999", "-9999.0", "NaN", "[-1.0]", '"' + "x" * 9999 + '"']
+    "found",
+    ["-1" + "0" * 400, "1" * 5000, "true", "false", '"-1.0"', "1e999", "-9999.0", "NaN", "[-1.0]", '"' + "x" * 9999 + '"'],
 )
 def test_numbers_that_are_none_are_bad(name, found):
     content = json.dumps(in_shape(name, (-0.5, "HERE"))).replace('"HERE"', found)

@@ -438,3 +438,45 @@ def test_what_is_asked_of_the_replica_besides_decides_too(clock):
         await pool.close()
 
     clock.run(story())
+
+
+def test_a_request_that_failed_goes_elsewhere_although_there_is_more_to_do(clock):
+    bad, good = Scripted("bad", down(99)), Scripted("good")
+    good.outstanding = 2
+    found, _ = asking(clock, pool_of(bad, good, max_attempts=2))
+    assert found == ["good"]
+
+
+def test_who_is_asked_to_wait_is_patient_while_others_are_answered(clock):
+    """Two requests, 30 s of patience: after 20 s one is answered, the other is put off at 20 and at 40 s and answered at 60."""
+    replica = Scripted(outcomes=[busy(20), None, busy(20), busy(20), None])
+    found, seconds = asking(clock, pool_of(replica, max_concurrent=1, patience_s=30.0), 2)
+    assert found == ["a", "a"]
+    assert seconds == pytest.approx(60, abs=1)
+
+
+def test_what_all_that_are_well_refuse_is_refused_at_once(clock):
+    ill, well = Scripted("ill"), Scripted("well", [Refused("too long")] * 9)
+    ill.fault = Unavailable("away")
+    found, seconds = asking(clock, pool_of(ill, well))
+    assert [str(fault) for fault in found] == ["too long"]
+    assert seconds < 1
+    assert (ill.calls, well.calls) == (0, 1)
+
+
+def test_all_that_wait_go_on_when_a_replica_is_back(clock):
+    replica = Scripted(outcomes=down(FAILURES_TO_OPEN), seconds=5.0)
+    replica.ill = Unavailable("down")
+    pool = pool_of(replica, max_concurrent=8, max_attempts=20, patience_s=600.0)
+
+    async def story():
+        answers = asyncio.gather(*(pool.send(lambda: ASKED, lambda response: response.text) for _ in range(6)))
+        await asyncio.sleep(100)
+        replica.ill = None
+        await answers
+        await pool.close()
+
+    clock.run(story())
+    back = [moment for moment in replica.asked_at if moment > 1100]
+    assert len(back) >= FAILURES_TO_OPEN
+    assert max(back) - min(back) < 0.01
