@@ -40,7 +40,7 @@ class SomeTeacher(LocalTeacher):
     """Teacher of some kind; gives every token -0.25, and no scores to the groups numbered in `lost`."""
 
     def __init__(self, kind: str, lost: Sequence[int] = ()) -> None:
-        self.engine_kind, self.lost, self.context_length = kind, lost, None
+        self.engine_kind, self.lost, self.context_length, self.context_note = kind, lost, None, ""
 
     def score(self, groups: Sequence[RolloutGroup], *, on_tokens: object = None) -> list[Scores | Unscored]:
         scores = [tuple(torch.full((len(c),), -0.25) for c in group.completions) for group in groups]

@@ -21,10 +21,14 @@ class LanguageModel:
     vocab_size: int
     """Entries of the tokenizer. Rows of the output head beyond it (padding) are never sampled and get no probability."""
     context_length: int
+    context_note: str = ""
+    """Why the context is shorter than the model's own, and how to go beyond; empty where it is not."""
     autocast_dtype: torch.dtype | None = None
     """Precision of the forward pass where it is not that of the weights."""
     adapter: nn.Module | None = None
     """The peft.PeftModel around `module`, if low-rank adapters are trained."""
+    untied: bool = False
+    """Whether the output head, tied to the embedding where the model came from, has weights of its own here."""
 
     @property
     def device(self) -> torch.device:

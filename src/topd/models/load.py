@@ -14,6 +14,7 @@ from topd.errors import ConfigError, first_line
 from topd.models import gguf
 from topd.models.check import check_shared_prefix
 from topd.models.language_model import LanguageModel
+from topd.models.rotary import fix_rotary
 
 BUILTIN = Path(__file__).parent.parent / "builtin"
 
@@ -53,7 +54,9 @@ def load(name: str, *, dtype: Dtype, device: torch.device, role: str) -> Languag
 
 
 def wrap(name: str, module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> LanguageModel:
-    """A `LanguageModel` around objects already in memory."""
+    """A `LanguageModel` around objects already in memory, whose rotary factors are held (models/rotary.py)."""
+    limit = fix_rotary(module)
+    own = getattr(module.config.get_text_config(), "max_position_embeddings", None) or 1 << 30
     rows = module.get_input_embeddings().weight.shape[0]
     return LanguageModel(
         name=name,
@@ -61,7 +64,8 @@ def wrap(name: str, module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase)
         tokenizer=tokenizer,
         eos_token_ids=_eos_token_ids(module, tokenizer),
         vocab_size=min(max(tokenizer.get_vocab().values()) + 1, rows),
-        context_length=getattr(module.config.get_text_config(), "max_position_embeddings", None) or 1 << 30,
+        context_length=min(own, limit.tokens) if limit else own,
+        context_note=limit.reason() if limit else "",
     )
 
 

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from topd.errors import ConfigError
 from topd.models.language_model import LanguageModel
 from topd.models.prefix import reading, recording
 from topd.ops.logprobs import CHUNK_ELEMENTS, chunked_token_logprobs
@@ -118,6 +119,7 @@ def _completion_hidden(
     prompts: RecordedPrompts,
 ) -> Float[Tensor, "token hidden"]:
     """Second pass: the hidden state that predicts each completion token."""
+    _check_lengths(model, groups)
     rows = torch.tensor([i for i, group in enumerate(groups) for _ in group.completions], device=model.device)
     last = [group.prompt_ids[-1] for group in groups for _ in group.completions]
     lengths = torch.tensor([len(completion) for completion in completions], device=model.device)
@@ -134,6 +136,13 @@ def _completion_hidden(
         use_cache=has_prefix,
     ).last_hidden_state
     return states[mask]
+
+
+def _check_lengths(model: LanguageModel, groups: Sequence[TokenGroup]) -> None:
+    """Raise ConfigError for a sequence whose positions the model, as it is held here, would get wrong."""
+    longest = max(len(group.prompt_ids) + len(completion) for group in groups for completion in group.completions)
+    if model.context_note and longest > model.context_length:
+        raise ConfigError(f"a sequence has {longest} tokens, {model.name} takes {model.context_length}. {model.context_note}")
 
 
 @dataclass(frozen=True, slots=True)

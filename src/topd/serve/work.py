@@ -226,6 +226,6 @@ def check_length(num_prompt: int, num_completion: int, model: LanguageModel, *, 
         raise ApiError(
             400,
             f"the model's context is {model.context_length} tokens; {num_prompt} of the prompt and {num_completion} of the "
-            "completion do not fit",
+            f"completion do not fit. {model.context_note}".rstrip(),
             param=param,
         )

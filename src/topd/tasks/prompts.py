@@ -69,7 +69,7 @@ def make_prompts(
             raise ConfigError(
                 f"prompt {prompt.id} has {len(prompt.token_ids)} tokens; with {room} completion tokens it exceeds the context of "
                 f"{model.name} ({model.context_length}). Lower {room_key}, or set task.max_prompt_tokens to drop long "
-                "prompts."
+                f"prompts. {model.context_note}".rstrip()
             )
     return RenderedPrompts(
         prompts=kept,

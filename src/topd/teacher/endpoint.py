@@ -33,6 +33,8 @@ MAX_REQUEST_TOKENS = 131_072
 class EndpointTeacher:
     """Connects at once. Raises ConfigError if no server can be used, or they are not one model."""
 
+    context_note = ""
+
     def __init__(
         self,
         config: TeacherConfig,

@@ -35,6 +35,7 @@ class LocalTeacher:
         self.max_concurrent_rollouts = max_concurrent_rollouts
         self.map_eos = map_eos or {}
         self.context_length: int | None = model.context_length
+        self.context_note = model.context_note
 
     def checks(self, student: LanguageModel, *, asked: bool) -> list[Check]:
         vocabulary = check_vocabulary(student, self.model)

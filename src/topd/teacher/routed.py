@@ -54,6 +54,10 @@ class RoutedTeacher:
         known = [teacher.context_length for teacher in self.teachers.values() if teacher.context_length is not None]
         return min(known, default=None)
 
+    @property
+    def context_note(self) -> str:
+        return " ".join(dict.fromkeys(filter(None, (teacher.context_note for teacher in self.teachers.values()))))
+
     def checks(self, student: LanguageModel, *, asked: bool) -> list[Check]:
         return [
             Check(name=f"{check.name} ({name})", ok=check.ok, detail=check.detail)

@@ -49,6 +49,11 @@ class Teacher(Protocol):
     @property
     def context_length(self) -> int | None: ...
 
+    @property
+    def context_note(self) -> str:
+        """Why the context is shorter than the model's own; empty where it is not."""
+        ...
+
     def checks(self, student: LanguageModel, *, asked: bool) -> list[Check]:
         """Whether it and the student know the same tokens and, if credit asks it (`asked`), end alike."""
         ...
