@@ -60,13 +60,19 @@ def test_a_config_object_is_checked_like_a_mapping(tmp_path: Path) -> None:
         topd.train(loose)
 
 
-def test_the_student_as_its_own_teacher_learns_nothing(tmp_path: Path) -> None:
+LOW = {"student__dtype": "bfloat16", "trainer__dtype": "bfloat16", "teacher__dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"teacher__dtype": "bfloat16"}, {"trainer__dtype": "bfloat16"}, LOW], ids=lambda changes: ",".join(changes)
+)
+def test_the_student_as_its_own_teacher_learns_nothing(tmp_path: Path, changes: dict[str, str]) -> None:
     """Rounding between sampling and scoring must not become advantages: every one is 0, and no weight moves."""
     from safetensors.torch import load_file
 
     from topd.models.load import BUILTIN
 
-    topd.train(tiny_config(tmp_path / "run", teacher__name="builtin:tiny-student", run__steps=1, eval__max_problems=1))
+    topd.train(tiny_config(tmp_path / "run", teacher__name="builtin:tiny-student", run__steps=1, eval__max_problems=1, **changes))
     trained = load_file(tmp_path / "run/model/model.safetensors")
     for name, weight in load_file(BUILTIN / "tiny-student/model.safetensors").items():
         assert torch.equal(trained[name], weight.float()), name

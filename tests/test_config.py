@@ -118,6 +118,27 @@ def test_every_key_has_a_meaning(name: str) -> None:
         assert info.description or key.endswith((".type", "engine")), key
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, 1e-4),
+        ({"student__dtype": "bfloat16"}, 1e-4),  # the trainer recomputes what was sampled
+        ({"teacher__dtype": "bfloat16"}, 0.1),
+        ({"trainer__dtype": "bfloat16"}, 0.1),
+        ({"teacher__dtype": "bfloat16", "algorithm__rounding": 0.02}, 0.02),
+        ({"teacher__base_url": ["http://h/v1"], "teacher__dtype": "bfloat16"}, 0.1),
+        ({"rollout__engine": "vllm", "rollout__base_url": ["http://h:1/v1"], "student__dtype": "bfloat16"}, 0.1),
+        ({"teacher": None, "teachers": {"a": {"name": "x"}, "b": {"name": "y", "dtype": "bfloat16"}}}, 0.1),
+    ],
+    ids=str,
+)
+def test_rounding_follows_the_lowest_precision_of_a_log_ratio(tmp_path: Path, changes: dict, expected: float) -> None:
+    config = config_file.load(tiny_config(tmp_path, **changes))
+    assert config.algorithm.rounding == expected
+    (tmp_path / "resolved.toml").write_text(config_file.dump(config))
+    assert config_file.load(tmp_path / "resolved.toml") == config
+
+
 def test_defaults_are_the_papers(tmp_path: Path) -> None:
     """The paper's setting, as far as it is known: docs/paper_map.md."""
     tree = tiny_config(tmp_path)
@@ -162,7 +183,6 @@ TWO = {"math": {"name": "a"}, "code": {"name": "b"}}
             ["teacher.base_url and rollout.base_url share http://127.0.0.1:8001", "Use another server"],
         ),
         ({"teacher": None, "teachers": {"math/algebra": {"name": "a"}}}, ["math/algebra"]),
-        ({**SERVED, "teacher__dtype": "bfloat16"}, ["teacher.dtype would be ignored"]),
         ({**SERVED, "teacher__timeout_s": 0.0}, ["teacher.timeout_s", "greater than 0"]),
         ({**SERVED, "teacher__max_concurrent_requests": 0}, ["teacher.max_concurrent_requests", "greater than or equal to 1"]),
         ({**SERVED, "teacher__max_dropped_share": 1.0}, ["teacher.max_dropped_share", "less than 1"]),

@@ -24,7 +24,11 @@ class Section(BaseModel):
 class LoraConfig(Section):
     rank: int = Field(16, ge=1, le=1024, description="Rank of the adapters.")
     alpha: float = Field(32.0, gt=0, description="Scale: adapters are multiplied by alpha / rank.")
-    target_modules: str | list[str] = Field("all-linear", description="Modules that get an adapter, as peft names them.")
+    use_rslora: bool = Field(False, description="Multiply by alpha / sqrt(rank) instead, as rank-stabilised LoRA does.")
+    target_modules: str | list[str] = Field(
+        "all-linear", description="Modules that get an adapter, as peft names them. A tied embedding or output head is untied."
+    )
+    modules_to_save: list[str] = Field([], description="Modules that are trained in full beside the adapters, by their names.")
 
 
 class StudentConfig(Section):
@@ -100,7 +104,9 @@ EnvironmentName = Annotated[str, BeforeValidator(_environment_name)]
 
 class TeacherConfig(EndpointConfig):
     name: str = Field(min_length=1, description="As student.name; with base_url, the name under which the servers serve it.")
-    dtype: Dtype = Field("float32", description="Precision of scoring, of a teacher loaded here.")
+    dtype: Dtype = Field(
+        "float32", description="Precision of scoring. With base_url: in which the servers compute, which they do not tell."
+    )
     map_eos: bool = Field(False, description="Score the student's end token as the teacher's end token, where they differ.")
     domains: list[str] | None = Field(
         None, min_length=1, description="Domains of prompts it answers for, in [teachers.NAME]. Unset: the domain called NAME."
@@ -219,6 +225,10 @@ class AlgorithmConfig(Section):
         """Fewest completions per prompt with which the algorithm learns anything."""
         return 1
 
+    def in_precision(self, dtype: Dtype) -> "AlgorithmConfig":
+        """The same, with what was left unset and depends on the precision of log-ratios. `dtype`: the lowest that enters them."""
+        return self
+
 
 class TrainerConfig(Section):
     minibatch_prompts: int = Field(32, ge=1, description="Prompts per optimizer update; must divide rollout.prompts_per_step.")
@@ -293,6 +303,17 @@ class Config(Section):
     trainer: TrainerConfig = TrainerConfig()
     eval: EvalConfig = EvalConfig()
     run: RunConfig
+
+    @property
+    def reward_dtype(self) -> Dtype:
+        """The lowest precision that enters a log-ratio: the teacher's, and the student's as it is scored.
+
+        What the embedded engine samples in does not: the trainer recomputes log-probs then.
+        """
+        scored = [self.trainer.dtype, *(teacher.dtype for teacher in self.teachers_by_name().values())]
+        if self.rollout.engine == "vllm":  # with a teacher on vLLM the servers' own numbers are used
+            scored.append(self.student.dtype)
+        return "bfloat16" if "bfloat16" in scored else "float32"
 
     def teachers_by_name(self) -> dict[str, TeacherConfig]:
         """`[teacher]` as "teacher", or the members of `[teachers]`."""

@@ -56,7 +56,7 @@ def find(source: str | Path) -> Path:
 
 
 def validate(tree: Mapping[str, Any]) -> Config:
-    """A `Config` from nested mappings; all problems found are reported together."""
+    """A `Config` from nested mappings, settings that depend on others resolved; all problems found are reported together."""
     problems: list[str] = []
     algorithm = algorithm_section(tree.get("algorithm"), problems)
     try:
@@ -67,7 +67,7 @@ def validate(tree: Mapping[str, Any]) -> Config:
         problems += broken_rules(config, algorithms.load(config.algorithm.type).NEEDS)
     if problems:
         raise ConfigError("\n".join(problems))
-    return config
+    return config.model_copy(update={"algorithm": config.algorithm.in_precision(config.reward_dtype)})
 
 
 def algorithm_section(table: Any, problems: list[str]) -> AlgorithmConfig | None:

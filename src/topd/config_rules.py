@@ -40,7 +40,6 @@ def _teacher(config: Config, needs: Set[str]) -> Iterator[str]:
             )
         served_only = (*_ENDPOINT, "tokenizer", "api_key_env", "max_dropped_share")
         yield from _only_with(key, teacher, teacher.base_url is None, "base_url is unset", served_only)
-        yield from _only_with(key, teacher, teacher.base_url is not None, "the servers choose their own", ("dtype",))
 
 
 def _roots(section: EndpointConfig) -> set[str]:
@@ -134,8 +133,9 @@ def _benchmarks(config: Config, needs: Set[str]) -> Iterator[str]:
 def _prompts(config: Config, needs: Set[str]) -> Iterator[str]:
     tasks = {"task": config.task} | {f"eval.benchmarks[{i}].task": item.task for i, item in enumerate(config.eval.benchmarks)}
     for where, task in tasks.items():
-        if task.system_prompt is not None and task.template == "plain":
-            yield (f'{where}.system_prompt would be ignored with {where}.template = "plain". Remove it, or choose "chat".')
+        for key in ("system_prompt", "template_arguments"):
+            if task.template == "plain" and getattr(task, key) not in (None, {}):
+                yield f'{where}.{key} would be ignored with {where}.template = "plain". Remove it, or choose "chat".'
 
 
 RULES: tuple[Rule, ...] = (_teacher, _engine, _minibatches, _group_size, _sampling, _concurrency, _benchmarks, _prompts)

@@ -146,6 +146,38 @@ def test_min_group_size(normalize, smallest):
     assert topd.Config(normalize=normalize).min_group_size == smallest
 
 
+# --- rounding
+
+
+@pytest.mark.parametrize("normalize", choices("normalize"))
+@pytest.mark.parametrize("reward", choices("reward"))
+def test_a_group_of_rounding_gets_nothing_and_the_others_what_they_get_alone(reward, normalize):
+    noise = [[x + d for x, d in zip(row, (0.02, -0.03, 0.01), strict=False)] for row in GROUP]
+    config = topd.Config(reward=reward, normalize=normalize, rounding=0.03)
+    credit = topd.credit(credit_input([GROUP, GROUP], [noise, TAUGHT]), config)
+    for stream in (credit.token_rewards, credit.returns):
+        assert stream[:5].tolist() == [0.0] * 5
+        assert stream[5:].abs().max() > 0.05
+    if normalize != "batch_tokens":  # there the mean over the batch is taken off
+        assert credit.advantages[:5].tolist() == [0.0] * 5
+        alone = topd.credit(credit_input([GROUP], [TAUGHT]), config).advantages
+        assert torch.equal(credit.advantages[5:], alone)
+
+
+def test_without_that_rule_normalisation_makes_rounding_as_large_as_any_signal():
+    noise = [[x + d for x, d in zip(row, (0.02, -0.03, 0.01), strict=False)] for row in GROUP]
+    for rounding in (0.0, None):
+        advantages = topd.credit(credit_input([GROUP], [noise]), topd.Config(rounding=rounding)).advantages
+        assert advantages.std().item() == pytest.approx(1, abs=1e-5)
+
+
+def test_unset_rounding_is_that_of_the_precision_and_a_given_one_stays():
+    assert topd.Config().in_precision("float32").rounding == 1e-4
+    assert topd.Config().in_precision("bfloat16").rounding == 0.1
+    assert topd.Config(rounding=0.02).in_precision("bfloat16").rounding == 0.02
+    assert topd.Config(alpha=0.3).in_precision("bfloat16").alpha == 0.3
+
+
 # --- keys act
 
 
@@ -165,7 +197,16 @@ def test_bound_power_and_discount_act():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"alpha": 0.0}, {"alpha": 1.1}, {"clip": 0.0}, {"clip": 1.0}, {"std_floor": 0.0}, {"discount": 1.1}, {"reward": "mean"}],
+    [
+        {"alpha": 0.0},
+        {"alpha": 1.1},
+        {"clip": 0.0},
+        {"clip": 1.0},
+        {"std_floor": 0.0},
+        {"rounding": -0.1},
+        {"discount": 1.1},
+        {"reward": "mean"},
+    ],
     ids=str,
 )
 def test_values_outside_their_range_are_errors(wrong):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import topd
 from topd.algorithms import topd as algorithm
 from topd.ops.advantage import normalize_over_tokens
-from topd.ops.proximal import clipped_reward, floor_reward, power_reward, proximal_reward, without_rounding
+from topd.ops.proximal import clipped_reward, floor_reward, in_agreement, power_reward, proximal_reward, without_rounding
 from topd.ops.returns import immediate_plus_mean_future
 
 STUDENT = (torch.tensor([-0.5, -1.0, -0.2]), torch.tensor([-0.4, -0.1]))
@@ -210,3 +210,13 @@ def test_reward_is_exactly_zero_where_teacher_and_student_agree():
 def test_rounding_is_agreement_and_nothing_else_is():
     log_ratio = torch.tensor([0.0, 2e-5, -9e-5, 2e-4, -2e-4, float("-inf")])
     assert without_rounding(log_ratio).tolist() == [0.0, 0.0, 0.0, *log_ratio[3:].tolist()]
+
+
+def test_groups_within_rounding_agree_and_no_others():
+    """Root mean squares: 0.3 (not the mean, 0), then 5 / sqrt(2) by a single token, infinity, 0."""
+    log_ratio = torch.tensor([0.3, -0.3, 0.3, 0.0, -5.0, float("-inf"), 0.0, 0.0])
+    counts = torch.tensor([3, 2, 2, 1])
+    assert in_agreement(log_ratio, counts, rounding=0.30001).tolist() == [True] * 3 + [False] * 4 + [True]
+    assert in_agreement(log_ratio, counts, rounding=0.29999).tolist() == [False] * 7 + [True]
+    assert in_agreement(log_ratio, counts, rounding=3.54).tolist() == [True] * 5 + [False] * 2 + [True]
+    assert in_agreement(log_ratio, counts, rounding=0.0).tolist() == [False] * 7 + [True]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -14,9 +15,11 @@ from topd import config_file
 from topd.assemble import assemble, probe, require
 from topd.errors import ConfigError
 from topd.models.load import BUILTIN
+from topd.models.logprobs import score_groups
+from topd.rollout.engine import SamplingParams
 from topd.teacher.fit import check_end_tokens, end_token_map
 from topd.teacher.local import LocalTeacher
-from topd.teacher.probe import check_run, check_self_teacher
+from topd.teacher.probe import check_run, check_self_teacher, own_noise
 
 
 def checks(tmp_path: Path, **changes: object) -> dict:
@@ -36,9 +39,8 @@ def edit_json(path: Path, change) -> None:
 
 def test_the_shipped_pair_passes_every_check(tmp_path: Path) -> None:
     found = checks(tmp_path)
-    assert list(found) == ["vocabulary", "end token", "context", "temperature", "teacher log-probs", "student as own teacher"] + [
-        *("right answers", "grades of the student", "grades of the teacher")
-    ]
+    fits = ("vocabulary", "end token", "context", "temperature", "teacher log-probs", "student as own teacher")
+    assert list(found) == [*fits, "right answers", "grades of the student", "grades of the teacher"]
     assert all(check.ok for check in found.values())
 
 
@@ -133,10 +135,49 @@ def test_the_student_is_its_own_teacher_with_reward_zero(tmp_path: Path, tempera
     assert found["student as own teacher"].ok
 
 
+@pytest.mark.parametrize("section", ["teacher", "trainer"])
+def test_the_student_is_scored_in_the_precision_of_the_run(tmp_path: Path, section: str) -> None:
+    """What a bfloat16 copy of it, or its own bfloat16 pass, makes of the same tokens is shown; credit takes none of it."""
+    own = checks(tmp_path, **{"teacher__name": "builtin:tiny-student", f"{section}__dtype": "bfloat16"})["student as own teacher"]
+    assert own.ok
+    assert not own.warning
+    found = re.search(r"by (\S+) nats a token .* root mean square up to (\S+) in a group.* std up to (\S+):", own.detail)
+    assert found is not None, own.detail
+    mean, largest, std = map(float, found.groups())
+    assert 2e-4 < mean < largest < 0.05
+    assert 1e-4 < std < largest
+    assert "no advantage, as algorithm.rounding = 0.1" in own.detail
+
+
+def test_rounding_that_is_set_too_low_is_warned_about_with_the_value_to_set(tmp_path: Path) -> None:
+    changes = {"teacher__name": "builtin:tiny-student", "teacher__dtype": "bfloat16"}
+    own = checks(tmp_path, **changes, algorithm__rounding=1e-3)["student as own teacher"]
+    assert own.ok
+    assert own.warning
+    found = re.search(r"above algorithm.rounding = 0.001: .*Set algorithm.rounding = (\S+), or float32", own.detail)
+    assert found is not None, own.detail
+    assert not checks(tmp_path, **changes, algorithm__rounding=float(found.group(1)))["student as own teacher"].warning
+
+
+def test_noise_of_the_teachers_precision_is_that_of_the_teacher_loaded_so(tmp_path: Path) -> None:
+    """The probe's copy gives what a run's own LocalTeacher, loaded in bfloat16, gives for the student's weights."""
+    parts = assemble(config_file.load(tiny_config(tmp_path, teacher__name="builtin:tiny-student", teacher__dtype="bfloat16")))
+    groups = parts.engine.generate(list(parts.prompts.prompts[:2]), SamplingParams(n=2, max_tokens=16))
+    own = score_groups(parts.policy, groups, max_tokens=4096)
+    pairs = zip(own, parts.teacher.score(groups), strict=True)
+    spread = [float((torch.cat(theirs) - torch.cat(mine)).square().mean().sqrt()) for mine, theirs in pairs]
+    assert own_noise(parts.config, parts.policy, groups, own)[1] == pytest.approx(max(spread), rel=1e-4)
+
+
+def test_an_algorithm_that_takes_the_log_ratio_as_it_is_says_so(tmp_path: Path) -> None:
+    own = checks(tmp_path, teacher__dtype="bfloat16", algorithm={"type": "opd"})["student as own teacher"]
+    assert own.detail.endswith('algorithm.type = "opd" takes it as signal')
+    asked_nothing = checks(tmp_path, trainer__dtype="bfloat16", algorithm={"type": "grpo"})["student as own teacher"]
+    assert "differs from itself" not in asked_nothing.detail
+
+
 def test_sampling_from_other_weights_than_the_trainers_is_noticed(tmp_path: Path) -> None:
     parts = assemble(config_file.load(tiny_config(tmp_path / "run")))
-    from topd.rollout.engine import SamplingParams
-
     groups = parts.engine.generate(list(parts.prompts.prompts[:2]), SamplingParams(n=2, max_tokens=8))
     assert check_self_teacher(parts.config, parts.policy, groups).ok
     with torch.no_grad():

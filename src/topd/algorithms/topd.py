@@ -2,7 +2,7 @@
 
 For one prompt with G completions sampled by the policy that starts the step:
 
-    log_ratio = teacher_logprob - behaviour_logprob
+    log_ratio = teacher_logprob - behaviour_logprob                 0 where it is rounding (see below)
     reward    = log(alpha * exp(log_ratio) + 1 - alpha)             the proximal teacher's log-ratio: never below log(1 - alpha)
     return_k  = reward_k + mean(reward_j for j > k)                 last token: its reward alone        (Eq. 8)
     advantage = (return - mean) / max(std, std_floor)               over all sampled tokens of the group
@@ -13,6 +13,9 @@ internal trust region. Every step of the credit is a key, so the paper's ablatio
 
 Left open by the paper, decided here: the last token's return (its reward alone), and the unbiased std with a floor of 1e-6
 (prime-rl's proposal; another public implementation divides by the population std + 1e-6).
+
+Not in the paper: rounding is agreement (docs/decisions/0020-noise-of-low-precision.md). A log-ratio within 1e-4 nats of 0 is 0,
+and a group whose log-ratios have a root mean square of at most `rounding` gets reward, return and advantage 0.
 """
 
 from typing import Literal
@@ -22,11 +25,20 @@ from jaxtyping import Float, Int
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from topd.config import AlgorithmConfig
+from topd.config import AlgorithmConfig, Dtype
 from topd.errors import ConfigError
 from topd.ops.advantage import normalize_over_rollouts, normalize_over_tokens
 from topd.ops.objective import clipped_surrogate, is_clipped
-from topd.ops.proximal import clipped_reward, floor_reward, power_reward, proximal_reward, without_rounding
+from topd.ops.proximal import (
+    ROUNDING,
+    ROUNDING_BFLOAT16,
+    clipped_reward,
+    floor_reward,
+    in_agreement,
+    power_reward,
+    proximal_reward,
+    without_rounding,
+)
 from topd.ops.returns import discounted, immediate, immediate_plus_mean_future
 from topd.ops.weighting import group_token_mean, tokens_per_group
 from topd.types import Credit, CreditInput, TrainBatch
@@ -42,6 +54,12 @@ class Config(AlgorithmConfig):
     )
     clip: float = Field(0.2, gt=0, lt=1, description="The importance ratio is clipped to 1 - clip, 1 + clip.")
     std_floor: float = Field(1e-6, gt=0, description="Smallest standard deviation a group is divided by.")
+    rounding: float | None = Field(
+        None,
+        ge=0,
+        description="Nats. A group whose log-ratios have a root mean square no larger has no signal: its advantages are 0. "
+        "Unset: 0.1 where trainer, teacher or rollout servers compute in bfloat16, 1e-4 elsewhere.",
+    )
     reward: Literal["proximal", "log_ratio", "clipped", "power", "floor"] = Field(
         "proximal", description="Per-token reward. Others than proximal are for comparisons and ignore alpha."
     )
@@ -57,6 +75,11 @@ class Config(AlgorithmConfig):
         "group_tokens",
         description="What returns are standardised over. group_rollouts: by the mean and std of the completions' mean returns.",
     )
+
+    def in_precision(self, dtype: Dtype) -> "Config":
+        if self.rounding is not None:
+            return self
+        return self.model_copy(update={"rounding": ROUNDING_BFLOAT16 if dtype == "bfloat16" else ROUNDING})
 
     @property
     def min_group_size(self) -> int:
@@ -83,7 +106,9 @@ class Config(AlgorithmConfig):
 
 def credit(batch: CreditInput, config: Config) -> Credit:
     assert batch.teacher_logprobs is not None, "NEEDS names teacher_logprobs"
-    rewards = token_rewards(batch.teacher_logprobs, batch.behaviour_logprobs, config)
+    log_ratio, tokens = batch.teacher_logprobs - batch.behaviour_logprobs, tokens_per_group(batch.lengths, batch.group_sizes)
+    agreed = in_agreement(log_ratio, tokens, rounding=ROUNDING if config.rounding is None else config.rounding)
+    rewards = token_rewards(batch.teacher_logprobs, batch.behaviour_logprobs, config).masked_fill(agreed, 0.0)
     returns = token_returns(rewards, batch.lengths, config)
     advantages = normalized(returns, batch.lengths, batch.group_sizes, config)
     return Credit(advantages=advantages, token_rewards=rewards, returns=returns)

@@ -4,21 +4,29 @@ Each check says what it looked at, what it found, and what to do about it. `topd
 and stops at a failed one.
 """
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 
 import torch
+from torch import Tensor
 
-from topd.config import Config
+from topd.config import AlgorithmConfig, Config
 from topd.errors import RunStopped
 from topd.models.language_model import LanguageModel
+from topd.models.load import frozen_copy
 from topd.models.logprobs import score_groups
 from topd.ops.proximal import proximal_reward
+from topd.ops.returns import immediate_plus_mean_future
 from topd.rollout.engine import Engine, SamplingParams
+from topd.teacher.local import LocalTeacher
 from topd.teacher.scoring import broken_scores
 from topd.teacher.teacher import Check, Teacher, Unscored
 from topd.types import Prompt, RolloutGroup
 
 PROBE_PROMPTS, PROBE_ROLLOUTS, PROBE_TOKENS = 2, 2, 16
+
+NOISE_TOKENS = 64
+"""In low precision whole groups of so many tokens a completion are sampled: their noise is measured."""
 
 REWARD_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 """Largest mean |reward| of a student that is its own teacher, in nats, by the precision it is sampled in."""
@@ -39,7 +47,9 @@ def check_run(
     """
     room = min(length for length in (student.context_length, engine.context_length) if length is not None)
     with_teacher = min(room, (teacher.context_length if teacher is not None else None) or room)
-    yield _check_context("context", "rollout", prompts, config.rollout.max_completion_tokens, with_teacher)
+    notes = (student.context_note, teacher.context_note if teacher is not None else "")
+    note = " ".join(dict.fromkeys(filter(None, notes)))
+    yield _check_context("context", "rollout", prompts, config.rollout.max_completion_tokens, with_teacher, note)
     key = "eval" if config.eval.max_completion_tokens else "rollout"
     limit = config.eval.max_completion_tokens or config.rollout.max_completion_tokens
     if evaluated and engine.kind != "embedded":
@@ -53,16 +63,17 @@ def check_run(
         return
     if engine.kind != "embedded":
         yield Check(name="rollout servers", ok=True, detail=engine.describe())
+    noisy = teacher is not None and config.reward_dtype != "float32"
     params = SamplingParams(
-        n=PROBE_ROLLOUTS,
-        max_tokens=min(PROBE_TOKENS, config.rollout.max_completion_tokens),
+        n=config.rollout.group_size if noisy else PROBE_ROLLOUTS,
+        max_tokens=min(NOISE_TOKENS if noisy else PROBE_TOKENS, config.rollout.max_completion_tokens),
         temperature=config.rollout.temperature,
         seed=(config.run.seed, "probe"),
     )
     groups = engine.generate(probe_prompts(prompts), params)
     if teacher is not None:
         yield _check_scores(teacher, groups)
-    yield check_self_teacher(config, student, groups)
+    yield check_self_teacher(config, student, groups, asked=teacher is not None)
 
 
 def probe_prompts(prompts: Sequence[Prompt]) -> list[Prompt]:
@@ -72,13 +83,13 @@ def probe_prompts(prompts: Sequence[Prompt]) -> list[Prompt]:
     return list(chosen.values())
 
 
-def _check_context(name: str, section: str, prompts: Sequence[Prompt], limit: int, room: int) -> Check:
+def _check_context(name: str, section: str, prompts: Sequence[Prompt], limit: int, room: int, note: str = "") -> Check:
     longest = max(len(prompt.token_ids) for prompt in prompts)
     detail = f"longest prompt {longest} + {limit} completion tokens, context {room}"
     if longest + limit <= room:
         return Check(name=name, ok=True, detail=detail)
     remedy = f"Lower {section}.max_completion_tokens, or set task.max_prompt_tokens to drop long prompts."
-    return Check(name=name, ok=False, detail=f"{detail}: too short by {longest + limit - room}. {remedy}")
+    return Check(name=name, ok=False, detail=f"{detail}: too short by {longest + limit - room}. {remedy} {note}".rstrip())
 
 
 def _check_temperature(temperature: float, honoured: bool) -> Check:
@@ -102,19 +113,77 @@ def _check_scores(teacher: Teacher, groups: Sequence[RolloutGroup]) -> Check:
     return Check(name=name, ok=True, detail=f"one for each of {num_tokens} probe tokens")
 
 
-def check_self_teacher(config: Config, student: LanguageModel, groups: Sequence[RolloutGroup]) -> Check:
-    """Sampled log-probs against the trainer's for the same tokens: as its own teacher, the student must earn 0 everywhere."""
+def check_self_teacher(config: Config, student: LanguageModel, groups: Sequence[RolloutGroup], *, asked: bool = True) -> Check:
+    """The student in the teacher's place: it must earn 0 for what it sampled, or, in low precision, no more than rounding.
+
+    Sampled log-probs are compared with the trainer's for the same tokens and, in low precision, the trainer's with those of a
+    frozen copy in the teacher's dtype, scored as a local teacher is. `asked`: whether credit asks a teacher at all.
+    """
+    name = "student as own teacher"
     own = score_groups(student, groups, max_tokens=4096, temperature=config.rollout.temperature)
     sampled = torch.cat([rollout.logprobs for group in groups for rollout in group.rollouts])
-    log_ratio = torch.cat([part for parts in own for part in parts]) - sampled
-    worst = float(proximal_reward(log_ratio, alpha=0.5).abs().mean())
+    mismatch = torch.cat([part for parts in own for part in parts]) - sampled
+    worst = float(proximal_reward(mismatch, alpha=0.5).abs().mean())
     dtype = torch.float32 if config.student.dtype == config.trainer.dtype == "float32" else torch.bfloat16
-    detail = f"mean |reward| {worst:.2g} nats, largest log-prob difference {float(log_ratio.abs().max()):.2g}"
-    if worst <= REWARD_TOLERANCE[dtype]:
-        return Check(name="student as own teacher", ok=True, detail=detail)
+    detail = f"mean |reward| {worst:.2g} nats, largest log-prob difference {float(mismatch.abs().max()):.2g}"
+    if worst > REWARD_TOLERANCE[dtype]:
+        detail += (
+            ": sampling and scoring disagree about the same tokens, so every reward would be wrong. Look at dtype, temperature "
+            "and the engine (vLLM needs --logprobs-mode processed_logprobs where rollout.temperature is not 1)."
+        )
+        return Check(name=name, ok=False, detail=detail)
+    if not asked:
+        return Check(name=name, ok=True, detail=detail)
+    served = any(teacher.base_url for teacher in config.teachers_by_name().values())
+    if served:
+        detail += ". Servers do not tell in which precision they compute; it is taken to be that of the teacher's dtype"
+    if config.reward_dtype == "float32":
+        return Check(name=name, ok=True, detail=detail)
+    words, largest = own_noise(config, student, groups, own)
+    return _judged_noise(name, f"{detail}. {words}", largest, config.algorithm)
+
+
+def own_noise(
+    config: Config, student: LanguageModel, groups: Sequence[RolloutGroup], own: Sequence[tuple[Tensor, ...]]
+) -> tuple[str, float]:
+    """What precision alone makes of the groups: in words, and the largest root mean square of a group's log-ratios (nats).
+
+    `own`: the trainer's log-probs. The teacher is a frozen copy of the student in the teachers' lowest dtype, one more set of
+    weights until this returns. A model ends as itself: no end token is mapped.
+    """
+    low = any(teacher.dtype == "bfloat16" for teacher in config.teachers_by_name().values())
+    copy = frozen_copy(student, torch.bfloat16) if low else dataclasses.replace(student, autocast_dtype=None)
+    scores = LocalTeacher(copy, temperature=config.rollout.temperature, max_tokens=4096).score(groups)
+    alpha = getattr(config.algorithm, "alpha", 1.0)
+    parts, spreads, stds = [], [], []
+    for group, mine, theirs in zip(groups, own, scores, strict=True):
+        assert not isinstance(theirs, Unscored), "a local teacher scores all"
+        log_ratio = torch.cat(theirs) - torch.cat(mine)
+        lengths = torch.tensor([len(completion) for completion in group.completions])
+        returns = immediate_plus_mean_future(proximal_reward(log_ratio, alpha=alpha), lengths)
+        parts.append(log_ratio.abs())
+        spreads.append(float(log_ratio.square().mean().sqrt()))
+        stds.append(float(returns.std(correction=0)))
+    size = torch.cat(parts)
+    words = (
+        f"In the precision of teacher and trainer (bfloat16) the student differs from itself by {float(size.mean()):.2g} nats a "
+        f"token (99 % within {float(size.quantile(0.99)):.2g}), root mean square up to {max(spreads):.2g} in a group; returns "
+        f"made of that alone have a std up to {max(stds):.2g}"
+    )
+    return words, max(spreads)
+
+
+def _judged_noise(name: str, detail: str, largest: float, algorithm: AlgorithmConfig) -> Check:
+    rounding = getattr(algorithm, "rounding", None)
+    if rounding is None:
+        return Check(name=name, ok=True, detail=f'{detail}. algorithm.type = "{algorithm.type}" takes it as signal')
+    if largest <= rounding:
+        return Check(name=name, ok=True, detail=f"{detail}: no advantage, as algorithm.rounding = {rounding:g}")
+    remedy = float(f"{2 * largest:.1g}")
     return Check(
-        name="student as own teacher",
-        ok=False,
-        detail=f"{detail}: sampling and scoring disagree about the same tokens, so every reward would be wrong. Look at dtype, "
-        "temperature and the engine (vLLM needs --logprobs-mode processed_logprobs where rollout.temperature is not 1).",
+        name=name,
+        ok=True,
+        warning=True,
+        detail=f"{detail}. That is above algorithm.rounding = {rounding:g}: once student and teacher agree, advantages are made "
+        f"of rounding, and the student drifts. Set algorithm.rounding = {remedy:g}, or float32 for teacher and trainer.",
     )
