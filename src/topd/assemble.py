@@ -133,17 +133,14 @@ def check_prompts(prompts: Sequence[Prompt], algorithm: Algorithm, name: str) ->
     """Raise ConfigError if there are no prompts, or they lack what the algorithm learns from."""
     if not prompts:
         raise ConfigError("every training problem is also held out by a benchmark. Give other problems to train on.")
-    if "answers" in algorithm.NEEDS and all(prompt.answer is None for prompt in prompts):
-        raise ConfigError(
-            f'algorithm.type = "{name}" learns from grades, but no training problem has an answer to grade against. Add answers '
-            "to the data, or choose an algorithm that learns from a teacher."
-        )
-    bare = next((prompt for prompt in prompts if prompt.demonstration is None), None)
-    if "demonstrations" in algorithm.NEEDS and bare is not None:
-        raise ConfigError(
-            f'algorithm.type = "{name}" learns from demonstrations, but prompt {bare.id} has none. Add the field `demonstration` '
-            "to every line of the data."
-        )
+    for need, field in (("answers", "answer"), ("demonstrations", "demonstration")):
+        lacking = [prompt for prompt in prompts if getattr(prompt, field) is None]
+        if need in algorithm.NEEDS and lacking:
+            named = "; ".join(prompt.problem.source or prompt.id for prompt in lacking[:3])
+            raise ConfigError(
+                f'algorithm.type = "{name}" learns from {need}, which {len(lacking)} of {len(prompts)} training problems lack: '
+                f"{named}{'; ...' if len(lacking) > 3 else ''}. Give them the field `{field}`, or leave them out."
+            )
 
 
 def load_policy(config: Config, device: torch.device) -> LanguageModel:

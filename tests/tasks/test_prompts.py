@@ -6,7 +6,7 @@ from topd.config import JsonlConfig
 from topd.errors import ConfigError
 from topd.models.language_model import LanguageModel
 from topd.models.load import load
-from topd.tasks.prompts import PromptStream, demonstrate, make_prompts, render
+from topd.tasks.prompts import PromptStream, demonstrate, make_prompts
 from topd.tasks.task import Problem
 from topd.types import Prompt
 
@@ -31,22 +31,39 @@ def test_plain_prompts_are_the_question_and_its_suffix(model: LanguageModel) -> 
     assert prompt.id == "train/0"
 
 
-def test_the_chat_template_is_used_where_there_is_one(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = Problem(question="1+2=")
-    with pytest.raises(ConfigError, match="no chat template"):
-        render(problem, model.tokenizer, task(template="chat"))
+def test_what_the_model_sees_of_a_prompt_is_kept_beside_it(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    [without] = make_prompts([Problem(question="1+2=")], model, task(), name="train", room=8).prompts
+    assert without.text == "1+2="
     monkeypatch.setattr(model.tokenizer, "chat_template", TEMPLATE)
-    assert render(problem, model.tokenizer, task()) == "[user]1+2=[assistant]"
-    assert render(problem, model.tokenizer, task(system_prompt="Add.")) == "[system]Add.[user]1+2=[assistant]"
-    assert render(problem, model.tokenizer, task(template="plain")) == "1+2="
+    [prompt] = make_prompts([Problem(question="1+2=")], model, task(system_prompt="3+"), name="train", room=8).prompts
+    assert prompt.text == "[system]3+[user]1+2=[assistant]"
+    assert PromptStream([prompt], per_step=1, seed=0).sha256() != PromptStream([without], per_step=1, seed=0).sha256()
+
+
+def test_unknown_characters_and_rendered_prompts_are_told(model: LanguageModel) -> None:
+    problems = [Problem(question="1+2="), Problem(question="Was ist 2+3?", source="x.jsonl, line 2"), Problem(question="<eos>1")]
+    rendered = make_prompts(problems, model, task(), name="train", room=8)
+    assert (rendered.unknown, rendered.num_as_given) == ((("x.jsonl, line 2", "Was it?"),), 1)
+    unknown, given = rendered.notices("train", too_long_are="left out")
+    assert unknown.startswith(
+        "1 train problems hold characters that the tokenizer does not know, the first is x.jsonl, line 2: 'Was it?'"
+    )
+    assert given == "1 train prompts begin with a control token: taken as rendered already"
+    assert make_prompts(problems[:1], model, task(), name="train", room=8).notices("train", too_long_are="left out") == []
+    with pytest.raises(ConfigError, match=r"x\.jsonl, line 7: the tokenizer knows no character"):
+        make_prompts([Problem(question="Was ist?", source="x.jsonl, line 7")], model, task(), name="train", room=8)
 
 
 def test_long_prompts_are_an_error_or_dropped(model: LanguageModel) -> None:
     problems = [Problem(question="1" * 300), Problem(question="1+2=")]
-    with pytest.raises(ConfigError, match=r"train/0 has 300 tokens; with 8 .* \(256\)"):
+    with pytest.raises(ConfigError, match=r"train/0: the prompt has 300 tokens; with 8 .* \(256\)"):
         make_prompts(problems, model, task(), name="train", room=8)
-    [kept] = make_prompts(problems, model, task(max_prompt_tokens=10), name="train", room=8).prompts
-    assert kept.text == "1+2="
+    rendered = make_prompts(problems, model, task(max_prompt_tokens=10), name="train", room=8)
+    assert [prompt.text for prompt in rendered.prompts] == ["1+2="]
+    assert rendered.too_long == (problems[0],)
+    assert rendered.notices("train", too_long_are="left out") == [
+        "1 train problems have more than task.max_prompt_tokens tokens: left out"
+    ]
     with pytest.raises(ConfigError, match="drops every train prompt"):
         make_prompts(problems, model, task(max_prompt_tokens=1), name="train", room=8)
 

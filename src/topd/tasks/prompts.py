@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerBase
 
 from topd.config import TaskConfig
 from topd.errors import ConfigError
 from topd.models.language_model import LanguageModel
 from topd.run.seeding import stream
+from topd.tasks.rendering import Rendered, Renderer
 from topd.tasks.task import Problem
 from topd.types import Prompt, Rollout
 
@@ -29,7 +28,9 @@ class RenderedPrompts:
     too_long: tuple[Problem, ...] = ()
     """Problems with more than `task.max_prompt_tokens` tokens."""
     unknown: tuple[tuple[str, str], ...] = ()
-    """(id, characters) of every prompt with characters that the tokenizer maps to its unknown or padding token."""
+    """(source, characters) of every problem with characters that the tokenizer maps to a control token, or to nothing."""
+    num_as_given: int = 0
+    """Prompts that the data holds rendered already."""
 
     def notices(self, name: str, *, too_long_are: str) -> list[str]:
         """What a person should know about these prompts; `too_long_are` says what becomes of those that are too long."""
@@ -39,9 +40,11 @@ class RenderedPrompts:
         if self.unknown:
             where, characters = self.unknown[0]
             lines.append(
-                f"{len(self.unknown)} {name} prompts hold characters that the tokenizer does not know, the first is {where}: "
-                f"{characters!r}. The models see its unknown or padding token there."
+                f"{len(self.unknown)} {name} problems hold characters that the tokenizer does not know, the first is {where}: "
+                f"{characters[:20]!r}. The models see its unknown or padding token there, or nothing."
             )
+        if self.num_as_given:
+            lines.append(f"{self.num_as_given} {name} prompts begin with a control token: taken as rendered already")
         return lines
 
 
@@ -59,7 +62,9 @@ def make_prompts(
     Raises ConfigError for a prompt that, with `room` completion tokens, exceeds the model's context; `room_key` is the setting
     behind `room`.
     """
-    prompts = [_prompt(problem, model.tokenizer, config, f"{name}/{i}") for i, problem in enumerate(problems)]
+    renderer = Renderer(model.tokenizer, config)
+    rendered = [renderer(problem) for problem in problems]
+    prompts = [_prompt(problem, rendered[i], f"{name}/{i}") for i, problem in enumerate(problems)]
     longest = config.max_prompt_tokens or math.inf
     kept = [prompt for prompt in prompts if len(prompt.token_ids) <= longest]
     if prompts and not kept:
@@ -67,48 +72,25 @@ def make_prompts(
     for prompt in kept:
         if len(prompt.token_ids) + room > model.context_length:
             raise ConfigError(
-                f"prompt {prompt.id} has {len(prompt.token_ids)} tokens; with {room} completion tokens it exceeds the context of "
-                f"{model.name} ({model.context_length}). Lower {room_key}, or set task.max_prompt_tokens to drop long "
-                f"prompts. {model.context_note}".rstrip()
+                f"{prompt.problem.source or prompt.id}: the prompt has {len(prompt.token_ids)} tokens; with {room} completion "
+                f"tokens it exceeds the context of {model.name} ({model.context_length}). Lower {room_key}, or set "
+                f"task.max_prompt_tokens to drop long prompts. {model.context_note}".rstrip()
             )
     return RenderedPrompts(
         prompts=kept,
         too_long=tuple(prompt.problem for prompt in prompts if len(prompt.token_ids) > longest),
+        unknown=tuple(
+            (problem.source or prompts[i].id, rendered[i].unknown) for i, problem in enumerate(problems) if rendered[i].unknown
+        ),
+        num_as_given=sum(item.as_given for item in rendered),
     )
 
 
-def render(problem: Problem, tokenizer: PreTrainedTokenizerBase, config: TaskConfig) -> str:
-    """The text of a prompt. A chat template is used if the section asks for it, or by default if the tokenizer has one."""
-    question = problem.question + config.prompt_suffix
-    has_template = tokenizer.chat_template is not None
-    if config.template == "chat" and not has_template:
-        raise ConfigError('task.template = "chat", but the tokenizer has no chat template. Set task.template = "plain".')
-    if config.system_prompt is not None and not has_template:
-        raise ConfigError("task.system_prompt needs a chat template, and the tokenizer has none. Remove it.")
-    if config.template == "plain" or not has_template:
-        return question
-    system = [{"role": "system", "content": config.system_prompt}] if config.system_prompt else []
-    messages = [*system, {"role": "user", "content": question}]
-    try:
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-    except TemplateError as error:
-        raise ConfigError(
-            f"the tokenizer's chat template refuses the prompt: {error}. A template without a system role "
-            "needs task.system_prompt unset."
-        ) from error
-
-
-def _prompt(problem: Problem, tokenizer: PreTrainedTokenizerBase, config: TaskConfig, prompt_id: str) -> Prompt:
-    text = render(problem, tokenizer, config)
-    templated = text != problem.question + config.prompt_suffix
-    # a rendered template already holds the tokenizer's own start tokens
-    token_ids = tokenizer(text, add_special_tokens=not templated)["input_ids"]
-    if not token_ids:
-        raise ConfigError(f"prompt {prompt_id} has no tokens: {problem.question!r}.")
+def _prompt(problem: Problem, rendered: Rendered, prompt_id: str) -> Prompt:
     return Prompt(
         id=prompt_id,
-        text=text,
-        token_ids=tuple(token_ids),
+        text=rendered.text,
+        token_ids=rendered.token_ids,
         answer=problem.answer,
         domain=problem.domain,
         demonstration=problem.demonstration,
