@@ -17,6 +17,7 @@ from topd.config import Config
 from topd.errors import ConfigError, RunStopped, first_line
 from topd.eval.benchmark import Benchmark, benchmarks_sha256, evaluate_engine, sampling_params
 from topd.models.export import export
+from topd.models.proof import make_probe
 from topd.models.vocabulary import entries
 from topd.rollout.ahead import Ahead
 from topd.rollout.engine import Engine, SamplingParams
@@ -77,6 +78,7 @@ class Run:
         self.display = display
         self.trackers = trackers
         self.trainer = make_trainer(parts)
+        self.probe = make_probe(parts.policy.tokenizer, [prompt.token_ids for prompt in parts.prompts.prompts[:2]])
         self.ahead = Ahead()
         self.steps_done = 0
 
@@ -258,7 +260,8 @@ class Run:
 
     def save(self) -> Path:
         keep = self.config.run.keep_checkpoints
-        return checkpoint.save(self.directory.checkpoints, self.trainer, steps_done=self.steps_done, keep=keep)
+        folder = self.directory.checkpoints
+        return checkpoint.save(folder, self.trainer, steps_done=self.steps_done, keep=keep, probe=self.probe)
 
     def evaluate_due(self, step: int) -> None:
         """Evaluate student (and, once, teacher) if this step calls for it and it was not done already."""
@@ -286,8 +289,8 @@ class Run:
         )
 
     def finish(self) -> dict[str, Any]:
-        """Write the final model and the summary, and show them."""
-        export(self.parts.policy, self.directory.model)
+        """Write the final model, proven to be the policy, and the summary, and show them."""
+        export(self.parts.policy, self.directory.model, self.probe)
         summary = summarise_run(self.config, self.directory)
         self.directory.write_summary(summary)
         self.trackers.finish(summary)

@@ -20,9 +20,10 @@ from tests.serve.serving import serving
 from topd.endpoint import served as module
 from topd.endpoint.faults import Fault, OtherModel, Unavailable
 from topd.endpoint.replica import Replica
-from topd.endpoint.served import CANARY_TOKENS, CANARY_TOLERANCE, ServedModel, make_canary
+from topd.endpoint.served import CANARY_TOLERANCE, ServedModel
 from topd.errors import ConfigError
 from topd.models.logprobs import score_groups
+from topd.models.proof import CANARY_TOKENS, make_canary
 
 GROUP = ragged_groups((4, (7, 2, 5)))[0]
 NOWHERE = "http://127.0.0.1:9/v1"

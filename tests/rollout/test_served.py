@@ -11,9 +11,10 @@ from tests.endpoint.runs import shorten_pauses
 from tests.fakes import EOS, VOCAB, make_model, make_prompt
 from tests.serve.serving import serving, wait_until
 from topd.endpoint.background import Background
-from topd.endpoint.served import ServedModel, make_canary
+from topd.endpoint.served import ServedModel
 from topd.errors import RunStopped
 from topd.models.logprobs import score_groups
+from topd.models.proof import make_canary
 from topd.rollout.engine import SamplingParams
 from topd.rollout.served import ServedEngine
 

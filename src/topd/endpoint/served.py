@@ -9,7 +9,6 @@ import asyncio
 import dataclasses
 import logging
 import os
-import random
 import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -19,7 +18,6 @@ from typing import Any
 import httpx2
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from topd.endpoint.background import all_or_none
 from topd.endpoint.dialects import DIALECTS, Dialect, read_scores
@@ -29,7 +27,6 @@ from topd.endpoint.replica import Replica, Request
 from topd.errors import ConfigError
 from topd.models.logprobs import TokenGroup, Tokens
 
-CANARY_TOKENS = 24
 WAIT_PAUSE_S = 3.0
 CARD_S = 15.0
 """Seconds in which a server that is well lists its models, whatever it computes."""
@@ -38,14 +35,6 @@ log = logging.getLogger("topd.endpoint")
 
 CANARY_TOLERANCE = 0.15
 """Nats, mean difference. Logits of bfloat16 servers move by up to 0.12 with their batch; another model is off by whole nats."""
-
-
-def make_canary(tokenizer: PreTrainedTokenizerBase) -> Tokens:
-    """Fixed random ordinary tokens. No model expects them, so any two models differ widely about them."""
-    special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
-    ids = sorted(set(tokenizer.get_vocab().values()) - special)
-    drawn = random.Random(0).choices(ids, k=CANARY_TOKENS + 1)
-    return Tokens((drawn[0],), (tuple(drawn[1:]),))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,7 +53,8 @@ def _few_layers(model: LanguageModel) -> Iterator[None]:
 
     A border is a matter of one layer's mask or positions, and a long probe of all layers would take minutes.
     """
-    decoder, config = model.decoder, model.module.config.get_text_config()
+    decoder: Any = model.decoder
+    config: Any = model.module.config.get_text_config()
     layers = getattr(decoder, "layers", None)
     if not isinstance(layers, nn.ModuleList) or decoder.config is not config or len(layers) != model.num_layers:
         yield

@@ -3,9 +3,11 @@
 import contextlib
 import copy
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
@@ -70,7 +72,10 @@ def wrap(name: str, module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase)
 
 
 def with_adapters(model: LanguageModel, lora: LoraConfig, *, seed: int) -> LanguageModel:
-    """The same model with trainable low-rank adapters in place and everything else frozen."""
+    """The same model with trainable low-rank adapters in place and everything else frozen.
+
+    Where they sit on an embedding or output head that are tied, the two are untied. Raises ConfigError for names of no module.
+    """
     try:
         from peft import LoraConfig as PeftLoraConfig
         from peft import get_peft_model
@@ -81,16 +86,44 @@ def with_adapters(model: LanguageModel, lora: LoraConfig, *, seed: int) -> Langu
         r=lora.rank,
         lora_alpha=lora.alpha,
         lora_dropout=0.0,
+        use_rslora=lora.use_rslora,
         target_modules=lora.target_modules,
+        modules_to_save=lora.modules_to_save or None,
         task_type="CAUSAL_LM",
     )
+    _check_names(model.module, lora.modules_to_save)
+    embedding, head = model.module.get_input_embeddings(), model.module.get_output_embeddings()
+    is_tied = head.weight is embedding.weight
+    _say_tied(model.module, False)  # else peft warns of what is put right below
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
             adapter = get_peft_model(model.module, settings)
         except Exception as error:  # peft has exceptions of its own for modules it does not find
             raise ConfigError(f"student.lora.target_modules = {lora.target_modules!r} does not fit the model: {error}") from error
-    return dataclasses.replace(model, module=adapter.get_base_model().eval(), adapter=adapter)
+    module = adapter.get_base_model().eval()
+    changed = module.get_input_embeddings() is not embedding or module.get_output_embeddings() is not head
+    if is_tied and changed:  # what is merged into one of two tied layers would change the other
+        head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=False)
+    _say_tied(module, is_tied and not changed)
+    return dataclasses.replace(model, module=module, adapter=adapter, untied=is_tied and changed)
+
+
+def _say_tied(module: PreTrainedModel, tied: bool) -> None:
+    """What config.json will tell a reader of the weights."""
+    for config in (module.config, module.config.get_text_config()):
+        config.tie_word_embeddings = tied
+
+
+def _check_names(module: PreTrainedModel, modules_to_save: Sequence[str]) -> None:
+    """Raise ConfigError for a name that no module has; peft passes over it."""
+    names = {name.rpartition(".")[2] for name, _ in module.named_modules()}
+    for wanted in modules_to_save:
+        if wanted not in names:
+            raise ConfigError(
+                f"student.lora.modules_to_save must hold last parts of module names, found {wanted!r}. The model has "
+                f"{', '.join(sorted(name for name in names if name and not name.isdigit()))}."
+            )
 
 
 def _resolve(name: str, role: str) -> str:

@@ -6,7 +6,6 @@ written, prefix caches are dropped, and a fixed probe is scored there and compar
 
 import asyncio
 import contextlib
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -20,7 +19,8 @@ from topd.endpoint.replica import Replica, Request
 from topd.errors import RunStopped
 from topd.models.export import export_untied
 from topd.models.language_model import LanguageModel
-from topd.models.logprobs import Tokens, score_groups
+from topd.models.logprobs import Tokens
+from topd.models.proof import distance, probe_logprobs
 from topd.run.files import remove
 
 TOLERANCE = {"float32": 2e-3, "bfloat16": 0.1}
@@ -80,15 +80,13 @@ class Proof:
 
     def renew(self, policy: LanguageModel, policy_version: int) -> None:
         """Score the probe with the policy as it is now."""
-        exact = dataclasses.replace(policy, autocast_dtype=None)  # the trainer's own noise is none of the servers'
-        found = score_groups(exact, self.groups, max_tokens=4096)
-        self.expected = torch.cat([part for parts in found for part in parts])
+        self.expected = probe_logprobs(policy, self.groups)
         self.earlier[policy_version] = self.expected
 
     def check(self, url: str, served: Tensor, policy_version: int) -> None:
         """Raise RunStopped, with what to look at, unless the server's numbers are the trainer's."""
-        off = _distance(served, self.expected)
-        distances = {version: _distance(served, numbers) for version, numbers in self.earlier.items()}
+        off = distance(served, self.expected)
+        distances = {version: distance(served, numbers) for version, numbers in self.earlier.items()}
         nearest = min(distances, key=lambda version: distances[version], default=policy_version)
         stale = off > ROUNDING and distances.get(nearest, off) < min(self.tolerance, STALE * off)
         if off <= self.tolerance and not stale:
@@ -100,17 +98,14 @@ class Proof:
             else "They belong to no version of this run. Look, in this order: does another run or probe use this server; is the "
             "output head reloaded (some servers miss a "
             "tied head; topd writes it untied); is the served model the student's architecture; does it run in the precision of "
-            "student.dtype, unquantised; is a prefix cache, an adapter or a logits processor in between; was it restarted."
+            "student.dtype, unquantised; is its --max-model-len within the length at which a rotary scaling changes; is a prefix "
+            "cache, an adapter or a logits processor in between; was it restarted."
         )
         raise RunStopped(
             f"{url} does not serve the weights of version {policy_version}: its log-probs of fixed tokens are off by {off:.3g} "
             f"nats on average (at most {self.tolerance:g} allowed). {found} Nothing that it sampled is used. "
             "Then run the same command with --run.resume true."
         )
-
-
-def _distance(a: Tensor, b: Tensor) -> float:
-    return float((a - b).abs().mean()) if a.shape == b.shape else float("inf")
 
 
 async def hand_over(replica: Replica, transport: Transport, policy_version: int) -> None:

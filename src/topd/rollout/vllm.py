@@ -13,10 +13,11 @@ from topd.config import Config
 from topd.endpoint.background import Background
 from topd.endpoint.faults import BadAnswer, Fault, Forbidden, Refused
 from topd.endpoint.replica import Replica
-from topd.endpoint.served import ServedModel, make_canary
-from topd.errors import RunStopped
+from topd.endpoint.served import ServedModel
+from topd.errors import ConfigError, RunStopped
 from topd.models.language_model import LanguageModel
 from topd.models.load import frozen_copy
+from topd.models.proof import make_canary
 from topd.rollout.engine import SamplingParams
 from topd.rollout.handover import Proof, Transport, hand_over, resume
 from topd.rollout.served import ServedEngine
@@ -63,6 +64,13 @@ class VllmEngine(ServedEngine):
         background.at_close(served.close)
         background.run(self._resume_all())
         background.run(served.connect(wait_s=rollout.wait_s))
+        if policy.untied and served.card.fingerprint is None:
+            raise ConfigError(
+                "student.lora.target_modules and modules_to_save must leave the embedding and the output head alone where the "
+                "model ties them and vLLM samples: a server that was started from the tied model takes one tensor for both. Take "
+                "embed_tokens and lm_head out, set student.name to an untied copy (with tie_word_embeddings = false and its own "
+                'lm_head.weight) and start the servers from it, or set rollout.engine = "embedded".'
+            )
 
     def load_weights(self, policy_version: int) -> None:
         """Hand the policy's weights over to every server, and prove on each that it serves them.

@@ -6,6 +6,7 @@ ever read. Only safetensors and JSON are loaded. The rollouts of a step in progr
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -13,7 +14,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from topd.errors import ConfigError
+from topd.errors import ConfigError, RunStopped
+from topd.models.logprobs import Tokens
+from topd.models.proof import TOLERANCE, distance, make_probe, probe_logprobs
 from topd.run.files import PARTIAL, remove, replacing
 from topd.run.interrupt import uninterrupted
 from topd.trainer.step import Trainer
@@ -30,10 +33,11 @@ def name_of(steps_done: int, num_updates: int) -> str:
     return f"step_{steps_done:06d}" + (f"_update_{num_updates:06d}" if num_updates else "")
 
 
-def save(folder: Path, trainer: Trainer, *, steps_done: int, keep: int) -> Path:
+def save(folder: Path, trainer: Trainer, *, steps_done: int, keep: int, probe: Sequence[Tokens] = ()) -> Path:
     """Write a checkpoint, then remove all but the newest `keep`. Raises RunStopped if the disk refuses; older ones stay.
 
-    `steps_done` are whole steps; the trainer's reports are the updates already made in the next one.
+    `steps_done` are whole steps; the trainer's reports are the updates already made in the next one. The policy's log-probs of
+    `probe` (by default, of the canary) are stored with it.
     """
     path = folder / name_of(steps_done, len(trainer.reports))
     if (path / MARKER).is_file():
@@ -44,7 +48,8 @@ def save(folder: Path, trainer: Trainer, *, steps_done: int, keep: int) -> Path:
             save_file(_cpu(trainer.trainable()), partial / "policy.safetensors")
             save_file(_optimizer_tensors(trainer), partial / "optimizer.safetensors")
             save_file(_report_tensors(trainer), partial / "reports.safetensors")
-            (partial / "state.json").write_text(json.dumps(_state(trainer, steps_done), indent=2), encoding="utf-8")
+            state = _state(trainer, steps_done) | {"probe": _probe(trainer, probe or make_probe(trainer.policy.tokenizer))}
+            (partial / "state.json").write_text(json.dumps(state, indent=2), encoding="utf-8")
             (partial / MARKER).touch()
         for old in complete(folder)[:-keep]:
             (old / MARKER).unlink()  # first, so that a kill cannot leave half a checkpoint with its marker
@@ -65,7 +70,10 @@ def newest(folder: Path) -> Path | None:
 
 
 def restore(path: Path, trainer: Trainer) -> int:
-    """Put a checkpoint's weights, optimizer state and reports into the trainer; returns the number of whole steps done."""
+    """Put a checkpoint's weights, optimizer state and reports into the trainer; returns the number of whole steps done.
+
+    Raises ConfigError for a damaged one, and RunStopped if the policy then gives other log-probs than it did when it was saved.
+    """
     try:
         state = json.loads((path / "state.json").read_text(encoding="utf-8"))
         saved = load_file(path / "policy.safetensors")
@@ -74,6 +82,8 @@ def restore(path: Path, trainer: Trainer) -> int:
             UpdateReport(**row, **{name: streams[f"{i}/{name}"] for name in _STREAMS}) for i, row in enumerate(state["reports"])
         )
         steps_done, policy_version = int(state["steps_done"]), int(state["policy_version"])
+        probe = [Tokens(tuple(ids[:1]), (tuple(ids[1:]),)) for ids in state["probe"]["token_ids"]]
+        said = torch.tensor(state["probe"]["logprobs"])
         missing = trainer.trainable().keys() - saved.keys()
         if missing:
             raise KeyError(min(missing))
@@ -85,6 +95,14 @@ def restore(path: Path, trainer: Trainer) -> int:
     with torch.no_grad():
         for name, parameter in trainer.trainable().items():
             parameter.copy_(saved[name])
+    off = distance(probe_logprobs(trainer.policy, probe), said)
+    if not off <= TOLERANCE:
+        raise RunStopped(
+            f"the checkpoint {path} was restored, but the policy is not the one that was saved: its log-probs of fixed tokens "
+            f"are off by {off:.3g} nats on average (at most {TOLERANCE:g} allowed). Nothing was written. Look whether the folder "
+            "of student.name holds other weights than before (with adapters a checkpoint holds no others than theirs), and "
+            "whether transformers or peft changed. Then run the same command, or delete that folder to go on from the one before."
+        )
     _restore_optimizer(trainer, optimizer)
     trainer.reports, trainer.policy_version = reports, policy_version
     return steps_done
@@ -96,6 +114,14 @@ def _state(trainer: Trainer, steps_done: int) -> dict[str, object]:
         "steps_done": steps_done,
         "policy_version": trainer.policy_version,
         "reports": [{field: getattr(report, field) for field in fields} for report in trainer.reports],
+    }
+
+
+def _probe(trainer: Trainer, groups: Sequence[Tokens]) -> dict[str, object]:
+    """Fixed tokens, one sequence a group, and what the policy says of them."""
+    return {
+        "token_ids": [[*group.prompt_ids, *group.completions[0]] for group in groups],
+        "logprobs": probe_logprobs(trainer.policy, groups).tolist(),
     }
 
 

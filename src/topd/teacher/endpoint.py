@@ -15,11 +15,12 @@ from topd.endpoint.background import Background, all_or_none
 from topd.endpoint.cache import ScoreCache
 from topd.endpoint.faults import Fault, Forbidden
 from topd.endpoint.replica import Request
-from topd.endpoint.served import CANARY_TOLERANCE, ServedModel, make_canary, patiently
+from topd.endpoint.served import CANARY_TOLERANCE, ServedModel, patiently
 from topd.errors import ConfigError, RunStopped, first_line
 from topd.models.language_model import LanguageModel
 from topd.models.load import end_tokens
 from topd.models.logprobs import Tokens
+from topd.models.proof import make_canary
 from topd.rollout.served import ServedEngine
 from topd.teacher.fit import check_decoding, check_end_tokens, check_tokenizer, end_token_map
 from topd.teacher.local import mapped
