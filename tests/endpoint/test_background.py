@@ -119,3 +119,20 @@ def test_when_one_fails_the_others_are_withdrawn(background):
         background.run(all_or_none([forever(told), fail()]))
     background.run(asyncio.sleep(0.01))
     assert told == ["began", "cancelled"]
+
+
+def test_last_words_that_are_being_said_are_not_cut_short(background):
+    told = []
+
+    async def tell():
+        told.append("began")
+        await asyncio.sleep(0.1)
+        told.append("resume")
+
+    async def begin():
+        background.telling = asyncio.create_task(tell(), name=LAST_WORDS)
+
+    background.run(begin())
+    wait_until(lambda: told == ["began"])
+    background.close()
+    assert told == ["began", "resume"]

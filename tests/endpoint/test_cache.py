@@ -163,3 +163,12 @@ def test_a_file_that_another_process_has_open_is_named(tmp_path, monkeypatch):
     with pytest.raises(RunStopped, match="locked"):
         ScoreCache(tmp_path / "scores.sqlite")
     first.close()
+
+
+def test_the_same_tokens_cut_elsewhere_are_another_entry(cache):
+    """Neither takes the other's place."""
+    one, other = Tokens((5, 6), ((7, 8, 9),)), Tokens((5, 6, 7), ((8, 9),))
+    cache.put("t", one, SCORES[:1])
+    cache.put("t", other, [torch.tensor([-4.0, -5.0])])
+    assert torch.equal(found(cache, group=one)[0], SCORES[0])
+    assert found(cache, group=other)[0].tolist() == [-4.0, -5.0]

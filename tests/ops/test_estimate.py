@@ -101,3 +101,17 @@ def test_bootstrap_covers_about_as_often_as_it_says():
         low, high = bootstrap_interval(generator.random(40), seed=trial, resamples=300)
         hits += low <= 0.5 <= high
     assert 0.88 <= hits / 200 <= 0.99
+
+
+@pytest.mark.parametrize("resamples", [1, 700, 10_000])
+def test_bootstrap_takes_as_many_resamples_as_asked_for(resamples):
+    """As one plain draw would; many problems are drawn in parts, of which the last is smaller."""
+    values = np.random.default_rng(6).random(300)
+    at_once = 1_000_000 // 300
+    generator, means = np.random.default_rng(9), []
+    for start in range(0, resamples, at_once):
+        picks = generator.integers(0, 300, size=(min(at_once, resamples - start), 300))
+        means += values[picks].mean(axis=1).tolist()
+    assert len(means) == resamples
+    expected = np.quantile(means, [0.025, 0.975])
+    assert bootstrap_interval(values, seed=9, resamples=resamples) == pytest.approx(tuple(expected), abs=1e-12)

@@ -124,3 +124,10 @@ def test_gradient_is_finite_beside_impossible_tokens_and_extreme_logits():
     token_logprobs(logits, torch.tensor([0]), temperature=1.0).sum().backward()
     # one-hot minus softmax: 1 - 0, 0, -1, 0
     torch.testing.assert_close(logits.grad, torch.tensor([[1.0, 0.0, -1.0, 0.0]]))
+
+
+def test_half_precision_logits_are_divided_in_float32():
+    logits = (3 * torch.randn(5, 40, generator=torch.Generator().manual_seed(1))).to(torch.bfloat16)
+    ids = torch.arange(5)
+    expected = torch.log_softmax(logits.float() / 0.7, dim=-1).gather(-1, ids[:, None]).squeeze(-1)
+    torch.testing.assert_close(token_logprobs(logits, ids, temperature=0.7), expected, atol=1e-5, rtol=0)

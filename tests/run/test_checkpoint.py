@@ -11,9 +11,11 @@ import tomli_w
 import torch
 
 from tests.e2e.tiny import tiny_config
+from tests.trainer.test_step import batch
 from topd import config_file
 from topd.assemble import assemble, make_trainer
 from topd.run import checkpoint
+from topd.trainer.step import Trainer
 from topd.types import UpdateReport
 
 
@@ -90,3 +92,49 @@ def test_a_full_disk_stops_the_run_resumably_and_the_old_checkpoint_stays(tmp_pa
     assert "Traceback" not in stopped.stderr
     assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["step_000001"]
     assert run(*more).returncode == 0
+
+
+def test_the_optimizer_goes_on_where_it_was(tmp_path: Path, trainer) -> None:
+    trainer.update(batch())
+    saved = checkpoint.save(tmp_path / "c", trainer, steps_done=0, keep=2)
+    fresh = make_trainer(assemble(config_file.load(tiny_config(tmp_path / "run"))))
+    checkpoint.restore(saved, fresh)
+    trainer.update(batch())
+    fresh.update(batch())
+    for (name, one), other in zip(trainer.trainable().items(), fresh.trainable().values(), strict=True):
+        assert torch.equal(one, other), name
+        mine, theirs = trainer.optimizer.state[one], fresh.optimizer.state[other]
+        assert mine.keys() == theirs.keys() == {"step", "exp_avg", "exp_avg_sq"}
+        assert all(torch.equal(mine[key], theirs[key]) for key in mine)
+
+
+def test_a_checkpoint_that_is_half_removed_is_never_picked_up(tmp_path: Path, trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process is killed while it removes an old one."""
+    checkpoint.save(tmp_path, trainer, steps_done=1, keep=1)
+
+    def killed(path: Path) -> None:
+        (path / "policy.safetensors").unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "remove", killed)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoint.save(tmp_path, trainer, steps_done=2, keep=1)
+    assert [path.name for path in checkpoint.complete(tmp_path)] == ["step_000002"]
+
+
+def test_moments_go_to_the_weights_device_and_the_count_of_steps_stays() -> None:
+    """AdamW reads the count on the CPU; the meta device stands in for an accelerator."""
+
+    class Elsewhere(Trainer):
+        def __init__(self) -> None:
+            self.weight = torch.zeros(2, device="meta")
+            self.optimizer = torch.optim.AdamW([self.weight])
+
+        def trainable(self) -> dict[str, torch.Tensor]:
+            return {"a/b": self.weight}
+
+    trainer = Elsewhere()
+    checkpoint._restore_optimizer(trainer, {"a/b/step": torch.tensor(3.0), "a/b/exp_avg": torch.ones(2)})
+    state = trainer.optimizer.state[trainer.weight]
+    assert (state["step"].item(), state["exp_avg"].device.type) == (3.0, "meta")

@@ -183,3 +183,45 @@ def test_counts_of_servers_do_not_belong_to_the_result() -> None:
     """They depend on what failed on the way."""
     assert {"teacher/requests", "teacher/retries", "teacher/cached"} <= VOLATILE
     assert "teacher/dropped_groups" not in VOLATILE
+
+
+def one_group_row(ratios: list[float], advantages: list[float] | None = None, **changes: object) -> dict:
+    """The metrics of one completion whose tokens have these teacher/student ratios."""
+    sampled = [-3.0] * len(ratios)
+    scored = group("a", rewards=[1.0], sampled=[sampled], taught=[[-3.0 + math.log(ratio) for ratio in ratios]])
+    zeros = torch.zeros(len(ratios))
+    credit = Credit(advantages=torch.tensor(advantages or [0.0] * len(ratios)), token_rewards=zeros, returns=zeros)
+    seen = [report(0.0, [0.0] * len(ratios), [False] * len(ratios))]
+    settings = {"step": 1, "policy_version": 1, "groups": [scored], "credit": credit, "reports": seen, "seconds": SECONDS}
+    settings |= {"tokens_before": 0, "sampled": True, **changes}
+    return step_metrics(flat=flatten(settings["groups"]), **settings)
+
+
+def test_the_floor_is_a_tenth_of_the_students_probability() -> None:
+    assert one_group_row([0.05, 0.09, 0.11, 0.15, 0.19])["token_reward/floor_share"] == pytest.approx(2 / 5)
+
+
+def test_percentiles_are_of_nearest_rank() -> None:
+    """Of 1 to 200 the 1st, 50th and 99th percentiles are 2, 100 and 198."""
+    log_ratio = torch.arange(1.0, 201.0).flip(0).log().tolist()
+    row = one_group_row([1.0] * 200, reports=[report(0.0, log_ratio, [False] * 200)])
+    assert [row[f"ratio/p{p}"] for p in ("01", "50", "99")] == pytest.approx([2.0, 100.0, 198.0], rel=1e-5)
+
+
+def test_a_group_is_degenerate_if_no_advantage_differs_from_zero() -> None:
+    assert one_group_row([1.0, 1.0], [0.0, -1.0])["advantage/degenerate_groups"] == 0.0
+    assert one_group_row([1.0, 1.0], [0.0, 0.0])["advantage/degenerate_groups"] == 1.0
+
+
+def test_several_epochs_train_on_more_tokens_than_were_sampled() -> None:
+    row = one_group_row([1.0] * 5, reports=[report(0.0, [0.0] * 5, [False] * 5) for _ in range(3)])
+    assert row["tokens_per_second/update"] == 30.0  # 15 tokens in half a second
+    assert row["tokens_per_second/rollout"] == 2.5
+
+
+def test_where_sampled_log_probs_were_taken_over_the_mismatch_is_that_of_the_first_update() -> None:
+    scored = group("a", rewards=[1.0], sampled=[[-1.0, -2.0]], taught=[[-1.0, -2.0]])
+    taken_over = dataclasses.replace(scored, old_logprobs=scored.behaviour_logprobs)
+    reports = [report(0.0, [0.2, 0.2], [False] * 2), report(0.0, [0.9, 0.9], [False] * 2)]
+    row = one_group_row([1.0, 1.0], groups=[taken_over], reports=reports)
+    assert row["policy/mismatch_kl"] == pytest.approx(math.expm1(0.2) - 0.2, rel=1e-5)

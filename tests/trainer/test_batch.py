@@ -91,3 +91,9 @@ def test_after_dropped_groups_mini_batches_are_as_equal_as_can_be() -> None:
     credit = Credit(advantages=zeros, token_rewards=zeros, returns=zeros)
     made = make_batches(groups, credit, weighting=group_token_mean, minibatch_prompts=4, epochs=1, seed=(0, "minibatches", 1))
     assert [len(batch.groups) for batch in made] == [3, 2]
+
+
+def test_every_epoch_has_its_own_order() -> None:
+    made = batches(epochs=5, minibatch_prompts=1)
+    orders = {tuple(batch.groups[0].prompt_id for batch in made[start : start + 4]) for start in range(0, 20, 4)}
+    assert len(orders) > 2

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from tests.fakes import make_model, make_module, plain_logprobs, ragged_groups
-from tests.trainer.test_step import batch, parts
+from tests.trainer.test_step import batch, largest_difference, parts, weights_of
 from topd import algorithms
 from topd.assemble import make_trainer
 from topd.config import TrainerConfig
+from topd.errors import RunStopped
 from topd.models.logprobs import completion_logprobs
 from topd.trainer.step import Trainer
 from topd.types import TrainBatch, TrainGroup
@@ -118,3 +119,21 @@ def test_the_schedule_spans_all_epochs(tmp_path: Path) -> None:
     trainer = make_trainer(made)
     rates = [trainer.update(batch()).learning_rate for _ in range(2)]
     assert rates == pytest.approx([1e-3, 1e-3 * 11 / 12])
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run_and_changes_no_weight(tmp_path: Path) -> None:
+    """The loss is finite; the squares of its gradient are not."""
+    trainer = make_trainer(parts(tmp_path))
+    before = weights_of(trainer)
+    with pytest.raises(RunStopped, match=r"the gradient of update 1 is not finite \(prompts train/0"):
+        trainer.update(batch(advantage=1e30))
+    assert largest_difference(weights_of(trainer), before) == 0
+    assert (trainer.policy_version, trainer.reports) == (0, ())
+
+
+def test_reports_are_those_of_the_step_in_order(tmp_path: Path) -> None:
+    trainer = make_trainer(parts(tmp_path))
+    made = (trainer.update(batch()), trainer.update(batch(num_groups=2)))
+    assert [report.num_tokens for report in trainer.reports] == [report.num_tokens for report in made]
+    trainer.begin_step()
+    assert (trainer.reports, trainer.policy_version) == ((), 2)

@@ -124,7 +124,7 @@ def test_bfloat16_keeps_float32_weights_and_comes_close(tmp_path: Path) -> None:
     one, other = exact.update(batch()), rounded.update(batch())
     assert {parameter.dtype for parameter in rounded.trainable().values()} == {torch.float32}
     assert other.log_ratio.dtype == torch.float32
-    assert float((one.log_ratio - other.log_ratio).abs().max()) < 0.1
+    assert 1e-3 < float((one.log_ratio - other.log_ratio).abs().max()) < 0.1  # rounded, but no more than that
 
 
 def test_adapters_alone_are_trained(tmp_path: Path) -> None:
