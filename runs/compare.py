@@ -1,7 +1,7 @@
 """TOP-D beside OPD and GRPO on the quickstart, several seeds: python runs/compare.py [--seeds 3] [--work runs/compare]
 
-One changed line per method (algorithm.type), the same number of updates for all; opd-1 is the paper's OPD protocol, one update
-per rollout batch. Prints the table of docs/results.md; finished runs are not made again.
+One changed setting per method, the same number of updates for all; except opd-1, the paper's OPD protocol with one update per
+rollout batch, which changes three. Prints the table of docs/results.md; finished runs are not made again.
 """
 
 import argparse

@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import math
 from typing import get_args
@@ -7,7 +8,7 @@ import torch
 
 from tests.fakes import credit_input, scored_groups
 from topd.algorithms import opd, topd
-from topd.trainer.batch import flatten
+from topd.trainer.batch import flatten, make_batches
 
 GROUP = [[-0.5, -1.0, -0.2], [-0.4, -0.1]]
 TAUGHT = [[-0.3, -2.0, -0.2], [-0.1, -0.6]]
@@ -112,6 +113,27 @@ def test_plain_log_ratio_without_returns_and_normalisation_is_opd():
     mine, theirs = topd.credit(data, config), opd.credit(data, opd.Config())
     assert torch.equal(mine.advantages, theirs.advantages)
     assert torch.equal(mine.token_rewards, theirs.token_rewards)
+
+
+def test_credit_is_made_of_log_probs_alone():
+    """No outcome reward: other grades give the same credit."""
+    data = batch((3, 5), (1, 4))
+    graded = dataclasses.replace(data, rewards=data.rewards + torch.tensor([1.0, -2.0, 3.0, 0.5]))
+    assert torch.equal(topd.credit(data, topd.Config()).advantages, topd.credit(graded, topd.Config()).advantages)
+
+
+def test_the_objective_is_the_clipped_surrogate_and_nothing_else():
+    """No KL, reference or entropy term: with an advantage of 0 nothing is left, wherever the policy is."""
+    data = scored_groups((3, 5), (1, 4))
+    for scale in (0.0, 1.0):
+        credit = topd.credit(flatten(data), topd.Config())
+        credit = dataclasses.replace(credit, advantages=scale * credit.advantages)
+        [trained] = make_batches(data, credit, weighting=topd.WEIGHTING, minibatch_prompts=2, epochs=1, seed=(0,))
+        moved = trained.old_logprobs + torch.linspace(-0.5, 0.5, len(trained.old_logprobs))
+        loss, _ = topd.objective(moved, trained, topd.Config())
+        pairs = zip(moved.tolist(), trained.old_logprobs.tolist(), trained.advantages.tolist(), strict=True)
+        expected = [-min(math.exp(new - old) * a, min(max(math.exp(new - old), 0.8), 1.2) * a) for new, old, a in pairs]
+        assert loss.tolist() == pytest.approx(expected, abs=1e-5)
 
 
 # --- normalisation

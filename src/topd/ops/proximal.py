@@ -16,7 +16,7 @@ ROUNDING = 1e-4
 
 ROUNDING_BFLOAT16 = 0.1
 """Nats, root mean square over a group. One model in bfloat16 and in float32, or twice in bfloat16, was seen to differ by up to
-0.025 (175 thousand weights) and 0.066 (135 million): benchmarks/rounding.py."""
+0.025 (175 thousand weights) and 0.071 (135 million): benchmarks/rounding.py."""
 
 
 def proximal_reward(log_ratio: LogRatio, *, alpha: float) -> LogRatio:
