@@ -55,6 +55,7 @@ def error_of(tmp_path: Path, *words: str, **changes: object) -> str:
         ({"task__type": "jsnl"}, ["task", "'jsnl'", "jsonl"]),
         ({"task__generator": "chain_sum"}, ["unknown key 'task.generator'"]),
         ({"task__template": "plain", "task__system_prompt": "x"}, ["task.system_prompt would be ignored"]),
+        ({"task__template": "plain", "task__template_arguments": {"a": 1}}, ["task.template_arguments would be ignored"]),
         ({"task__answer_pattern": "([0-9"}, ["task.answer_pattern", "regular expression"]),
         ({"task__answer_pattern": "[0-9]+"}, ["task.answer_pattern", "one group"]),
         ({"run": {"steps": 1}}, ["run.directory is required"]),
@@ -150,6 +151,23 @@ def test_defaults_are_the_papers(tmp_path: Path) -> None:
     assert (config.algorithm.alpha, config.algorithm.clip) == (0.2, 0.2)
     assert (config.algorithm.reward, config.algorithm.returns) == ("proximal", "mean_of_future")
     assert config.algorithm.normalize == "group_tokens"
+
+
+def test_defaults_that_are_our_own(tmp_path: Path) -> None:
+    """What the paper leaves open, or has otherwise: docs/paper_map.md."""
+    tree = tiny_config(tmp_path)
+    del tree["rollout"], tree["trainer"], tree["eval"]
+    config = config_file.load(tree)
+    trainer = config.trainer
+    assert trainer.max_grad_norm == 1.0
+    assert (trainer.betas, trainer.weight_decay) == ([0.9, 0.999], 0.0)
+    assert (trainer.warmup_updates, trainer.schedule) == (0, "constant")
+    assert (config.algorithm.std_floor, config.algorithm.rounding) == (1e-6, 1e-4)
+    assert (config.eval.temperature, config.eval.top_p, config.eval.samples_per_problem) == (1.0, 1.0, 16)
+    assert config.task.max_prompt_tokens is None
+    del tree["run"]["steps"]
+    with pytest.raises(ConfigError, match=r"run\.steps is required"):
+        config_file.load(tree)
 
 
 # servers
