@@ -136,7 +136,7 @@ def test_nan_weights_stop_at_the_probe(tmp_path: Path, config: str, capsys: pyte
     ("text", "words", "said"),
     [
         (b'{"prompt": "\xff"}\n', [], "is not UTF-8"),
-        (b'{"prompt": "1+1="}\n', ["--algorithm.type", "grpo"], "no training problem has an answer"),
+        (b'{"prompt": "1+1="}\n', ["--algorithm.type", "grpo"], "learns from answers, which 1 of 1"),
         (b'{"prompt": "1+1="}\n', ["--algorithm.type", "sft", "--rollout.group_size", "1"], "learns from demonstrations"),
         (b'{"prompt": "1+1="}\n', ["--student.lora.target_modules", "nothing"], "student.lora.target_modules"),
     ],
