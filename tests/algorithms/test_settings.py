@@ -8,6 +8,7 @@ import torch
 from tests.fakes import credit_input, scored_groups
 from topd import algorithms
 from topd.ops.objective import PerToken
+from topd.ops.weighting import group_token_mean
 from topd.trainer.batch import flatten
 from topd.types import TrainBatch, TrainGroup
 
@@ -61,3 +62,35 @@ def test_grpo_divides_by_no_less_than_the_set_floor() -> None:
     data = dataclasses.replace(flatten(scored_groups((2, 1))), rewards=torch.tensor([1.0, 0.0]))
     grpo = algorithms.load("grpo")
     assert grpo.credit(data, grpo.Config(std_floor=5.0)).advantages.tolist() == pytest.approx([0.1, 0.1, -0.1])
+
+
+def test_rewards_returns_and_advantages_are_each_in_their_own_field() -> None:
+    # log-ratios 1, -1 and 3 of completions of two and one tokens; the first token's return is 1 - 1
+    data = credit_input([[[-1.0, -1.0], [-4.0]]], [[[0.0, -2.0], [-1.0]]], [[1.0, 0.0]])
+    topd = algorithms.load("topd")
+    found = topd.credit(data, topd.Config(reward="log_ratio", normalize="none"))
+    assert found.token_rewards.tolist() == pytest.approx([1.0, -1.0, 3.0])
+    assert found.returns.tolist() == found.advantages.tolist() == pytest.approx([0.0, -1.0, 3.0])
+    normalized = topd.credit(data, topd.Config(reward="log_ratio"))
+    assert normalized.returns.tolist() == pytest.approx([0.0, -1.0, 3.0])
+    assert normalized.advantages.tolist() != pytest.approx([0.0, -1.0, 3.0])
+    grpo = algorithms.load("grpo")
+    found = grpo.credit(data, grpo.Config())
+    assert found.token_rewards.tolist() == found.returns.tolist() == [1.0, 1.0, 0.0]
+
+
+def test_topd_weighs_groups_alike_and_completions_by_their_mean_return() -> None:
+    # log-ratios 1 and 1; 3; 0: means 1, 3, 0 of mean 4/3 and unbiased std sqrt(7/3)
+    assert algorithms.load("topd").WEIGHTING is group_token_mean
+    data = credit_input([[[-2.0, -2.0], [-4.0], [-1.0]]], [[[-1.0, -1.0], [-1.0], [-1.0]]])
+    topd = algorithms.load("topd")
+    config = topd.Config(reward="log_ratio", returns="immediate", normalize="group_rollouts")
+    expected = [(mean - 4 / 3) / (7 / 3) ** 0.5 for mean in (1, 1, 3, 0)]
+    assert topd.credit(data, config).advantages.tolist() == pytest.approx(expected)
+
+
+def test_a_difference_that_is_rounding_earns_nothing() -> None:
+    data = credit_input([[[-1.0, -1.0], [-4.0]]], [[[-1.00005, -2.0], [-1.0]]])
+    topd = algorithms.load("topd")
+    for reward in ("proximal", "log_ratio"):
+        assert topd.credit(data, topd.Config(reward=reward)).token_rewards.tolist()[0] == 0.0

@@ -21,3 +21,16 @@ def test_drawing_elsewhere_changes_nothing() -> None:
     np.random.default_rng(0).random(10)
     stream(0, "a").random(3)
     assert stream(0, "b").random() == stream(0, "b").random()
+
+
+def test_names_that_read_alike_are_other_streams():
+    names = [
+        (1, "rollout", 11),
+        (1, "rollout", 1, 1),
+        (11, "rollout", 1),
+        ("1", "rollout", 11),
+        (1, "rollout", "11"),
+        (1, "rollout11"),
+    ]
+    drawn = {float(stream(*name).random()) for name in names}
+    assert len(drawn) == len(names)

@@ -107,6 +107,8 @@ def test_what_holds_for_all_is_what_the_weakest_says(teacher):
     a, b = teacher.teachers.values()
     a.context_length, b.context_length = None, 99
     assert teacher.context_length == 99
+    a.context_length = 100
+    assert teacher.context_length == 99
     assert teacher.honours_temperature
     assert teacher.engine_kind == "embedded"
     b.honours_temperature, b.engine_kind = False, "vllm"
