@@ -21,6 +21,7 @@ from topd.models.export import export, export_untied
 from topd.models.load import frozen_copy, load, with_adapters
 from topd.models.logprobs import Tokens, completion_logprobs
 from topd.models.proof import TOLERANCE, distance, make_canary, make_probe, probe_logprobs
+from topd.rollout.handover import Proof
 from topd.run import checkpoint
 
 GROUPS = ragged_groups((5, (9, 2)), (1, (7,)), (12, (20,)))
@@ -149,6 +150,16 @@ def test_an_export_that_is_another_model_is_noticed_and_not_kept(broken, tmp_pat
         export(model, tmp_path / "model")
     assert (tmp_path / "model/config.json").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_server_that_kept_one_tensor_for_both_is_found_out():
+    model = trained("lm_head")
+    proof = Proof([make_canary(model.tokenizer)], dtype="float32")
+    proof.renew(model, 1)
+    served = replace(model, module=with_one_tensor_for_both(model), adapter=None)
+    with pytest.raises(RunStopped, match=r"does not serve the weights of version 1: .*is the output head reloaded"):
+        proof.check("http://a", probe_logprobs(served, proof.groups), 1)
+    proof.check("http://a", probe_logprobs(replace(model, module=merge(model), adapter=None), proof.groups), 1)
 
 
 def test_an_export_that_cannot_be_loaded_is_noticed(tmp_path, monkeypatch):

@@ -17,6 +17,7 @@ from tests.endpoint.runs import everything_in, metrics, sampling_config, shorten
 from tests.fakes import ragged_groups, save_folder
 from tests.run.test_resume import results
 from tests.serve.serving import serving, wait_until
+from topd.endpoint import served
 from topd.errors import ConfigError, RunStopped
 from topd.models.export import export_untied
 from topd.models.load import load
@@ -93,8 +94,13 @@ def scores(name_or_url, groups):
 
 @pytest.mark.parametrize(
     ("kind", "lora"),
-    [("qwen3", None), ("qwen3-untied", None), ("qwen3", {"rank": 2})],
-    ids=["tied", "untied", "lora"],
+    [
+        ("qwen3", None),
+        ("qwen3-untied", None),
+        ("qwen3", {"rank": 2}),
+        ("qwen3", {"rank": 2, "target_modules": ["lm_head", "q_proj"], "modules_to_save": ["embed_tokens"]}),
+    ],
+    ids=["tied", "untied", "lora", "lora on tied layers"],
 )
 def test_in_the_end_the_server_has_the_model_that_was_trained(tmp_path, kind, lora):
     folder, groups = save_folder(tmp_path / "student", kind), ragged_groups((4, (7, 3)), (1, (5,)))
@@ -122,6 +128,17 @@ def test_new_weights_go_through_the_folder_that_is_named_and_leave_it_as_it_was(
 
 
 # what goes wrong
+
+
+def test_adapters_on_tied_layers_are_refused_where_a_server_may_keep_them_tied(tmp_path, student, monkeypatch):
+    """vLLM takes one tensor for both. A server that tells a digest of its weights is topd's, which unties them."""
+    lora = {"rank": 2, "target_modules": ["embed_tokens"]}
+    tree = sampling_config(tmp_path, student.url, student__lora=lora)
+    read = served._read_card
+    monkeypatch.setattr(served, "_read_card", lambda card: replace(read(card), fingerprint=None))
+    with pytest.raises(ConfigError, match=r"student\.lora\.target_modules .* must leave the embedding and the output head alone"):
+        train(tree)
+    assert hand_overs(student) == 0
 
 
 async def swallow(exchange):
