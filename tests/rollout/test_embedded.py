@@ -251,3 +251,20 @@ def test_a_replica_takes_over_the_policys_weights():
     expected = generate(policy)
     assert [g.completions for g in after] == [g.completions for g in expected]
     assert {g.policy_version for g in after} == {1}
+
+
+def test_every_group_is_told_of_once_as_its_batch_is_done(ending_model):
+    told = []
+    engine = EmbeddedEngine(ending_model(), max_concurrent_rollouts=8)
+    groups = engine.generate(PROMPTS, params(), on_groups=lambda done: told.append([group.prompt.id for group in done]))
+    assert told == [["train/0", "train/1"], ["train/2", "train/3"]]
+    assert [group.prompt.id for group in groups] == [name for names in told for name in names]
+
+
+@pytest.mark.parametrize("sampled", [None, torch.bfloat16], ids=["policy float32", "policy bfloat16"])
+@pytest.mark.parametrize("copied", [torch.float32, torch.bfloat16], ids=["copy float32", "copy bfloat16"])
+def test_log_probs_are_recomputed_unless_both_models_are_exact(sampled, copied):
+    policy = dataclasses.replace(make_model(), autocast_dtype=sampled)
+    engine = EmbeddedEngine(frozen_copy(policy, copied), max_concurrent_rollouts=8, policy=policy)
+    exact = sampled is None and copied is torch.float32
+    assert engine.behaviour(0) is (None if exact else policy)

@@ -170,3 +170,79 @@ def test_a_request_of_many_parts_does_not_hold_up_others(queue):
     assert queue.next() == [small]
     queue.finished()
     assert queue.next() == many[1:2]
+
+
+def test_alone_means_one_request_at_a_time():
+    queue = TaskQueue(ServerMetrics(), max_requests=100, max_batch_tokens=20, alone=True)
+    scored = [queue.submit([scoring((1, (1,)))])[0] for _ in range(2)]
+    assert [queue.next(), queue.next()] == [[scored[0]], [scored[1]]]
+    sampled = [queue.submit([sampling()])[0] for _ in range(2)]
+    assert [queue.next(), queue.next()] == [[sampled[0]], [sampled[1]]]
+
+
+def test_new_weights_are_taken_although_the_queue_is_full(tmp_path):
+    queue = TaskQueue(ServerMetrics(), max_requests=1, max_batch_tokens=20)
+    queue.submit([scoring((1, (1,)))])
+    [reload] = queue.submit([Reload(folder=tmp_path)])
+    assert queue.next() == [reload]
+
+
+def test_what_waits_is_bounded_by_its_ids_not_by_what_may_be_sampled(monkeypatch):
+    """Each waits with 2 ids, and may sample 4 tokens."""
+    monkeypatch.setattr("topd.serve.queue.MAX_TOKENS", 10)
+    queue = TaskQueue(ServerMetrics(), max_requests=100, max_batch_tokens=20)
+    for _ in range(5):
+        queue.submit([sampling()])
+    with pytest.raises(ApiError, match="full"):
+        queue.submit([sampling()])
+
+
+def test_a_batch_goes_on_while_anyone_waits_for_it(queue):
+    tasks = [queue.submit([scoring((1, (1,)))])[0] for _ in range(2)]
+    batch = queue.next()
+    queue.withdraw(tasks[:1])
+    queue.check(batch)
+    queue.withdraw(tasks[1:])
+    with pytest.raises(ApiError, match="left"):
+        queue.check(batch)
+
+
+def test_what_runs_may_go_on_for_the_grace_of_a_close(queue, monkeypatch):
+    queue.submit([scoring((1, (1,)))])
+    batch, now = queue.next(), [100.0]
+    monkeypatch.setattr("topd.serve.queue.time.monotonic", lambda: now[0])
+    queue.close(5.0)
+    now[0] = 104.9
+    queue.check(batch)
+    now[0] = 105.0
+    with pytest.raises(ApiError, match="aborted"):
+        queue.check(batch)
+
+
+def test_a_waiting_thread_goes_on_when_the_queue_is_resumed(queue):
+    queue.pause(abort=False)
+    [task] = queue.submit([scoring((1, (1,)))])
+    found = []
+    waiting = threading.Thread(target=lambda: found.append(queue.next()), daemon=True)
+    waiting.start()
+    waiting.join(0.05)
+    assert not found
+    queue.resume()
+    waiting.join(5)
+    assert found == [[task]]
+
+
+def test_parts_of_two_large_requests_take_turns(queue):
+    """Also within one batch: half of a batch's rows each, the second request is not last."""
+    one, other = (queue.submit([sampling(n=SAMPLING_ROWS // 2) for _ in range(3)]) for _ in range(2))
+    assert queue.next() == [one[0], other[0]]
+    assert queue.next() == [one[1], other[1]]
+
+
+def test_what_a_request_has_had_is_forgotten_with_its_last_part(queue):
+    for _ in range(3):
+        queue.submit([sampling(n=SAMPLING_ROWS), sampling(n=SAMPLING_ROWS)])
+        queue.next()
+        queue.next()
+    assert not queue._served
+    assert not queue._requests

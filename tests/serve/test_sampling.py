@@ -192,3 +192,14 @@ def test_scoring_waits_for_no_long_sampling_job(client, model):
             answered += 1
         assert running.result().status_code == 200
     assert answered > 10
+
+
+def test_zero_is_a_seed_like_others(client):
+    assert ids(sample(client, n=4, seed=0)) == ids(sample(client, n=4, seed=0))
+
+
+def test_usage_counts_all_prompts_and_completions(client):
+    request = {"prompt": [PROMPT, (6, 7)], "max_tokens": 3, "n": 2, "seed": 1, "return_token_ids": True}
+    answer = client.post("/completions", json=request).json()
+    generated = sum(len(choice["token_ids"]) for choice in answer["choices"])
+    assert answer["usage"] == {"prompt_tokens": 6, "completion_tokens": generated, "total_tokens": 6 + generated}

@@ -78,7 +78,7 @@ def test_ranks_are_at_the_temperature_of_the_scores_and_as_many_as_the_greediest
 def test_ranks_of_sampled_tokens_are_at_the_sampling_temperature(worker, model, temperature):
     """Greedy tokens have their log-probs at 1."""
     params = SamplingParams(n=1 if temperature == 0 else 2, max_tokens=4, temperature=temperature)
-    works = [Sampling(prompt=make_prompt((5, 9, 3), name=name), params=params, top_k=k) for name, k in (("a", 2), ("b", 1))]
+    works = [Sampling(prompt=make_prompt((5, 9, 3), name=name), params=params, top_k=k) for name, k in (("a", 1), ("b", 2))]
     for work, sampled in zip(works, run(worker, *works), strict=True):
         assert sampled.group.prompt is work.prompt
         for rollout, ranked in zip(sampled.group.rollouts, sampled.ranked, strict=True):
