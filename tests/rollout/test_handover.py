@@ -1,6 +1,7 @@
 """New weights for a running server: in which order, and what proves that it serves them."""
 
 import asyncio
+import dataclasses
 import json
 
 import pytest
@@ -18,6 +19,7 @@ from topd.errors import RunStopped
 from topd.models.logprobs import Tokens, score_groups
 from topd.rollout import handover
 from topd.rollout.handover import ROUNDING, TOLERANCE, FilesTransport, Proof, hand_over
+from topd.rollout.vllm import _copy
 
 CANARY = Tokens((5, 9), ((3, 7, 30, 12, 8, 21), (6, 6)))
 
@@ -225,3 +227,25 @@ def test_a_folder_of_the_users_keeps_what_is_in_it(tmp_path):
         transport.close()
         found = [path.name for path in (tmp_path / parent).iterdir()] if (tmp_path / parent).exists() else None
         assert found == left
+
+
+def test_weights_are_published_in_the_servers_precision(tmp_path):
+    transport = FilesTransport(tmp_path / "handover")
+    transport.publish(make_model(), torch.bfloat16)
+    assert {tensor.dtype for tensor in load_file(tmp_path / "handover/model.safetensors").values()} == {torch.bfloat16}
+
+
+def test_a_proof_is_made_without_the_trainers_own_rounding():
+    proof = Proof([CANARY], dtype="bfloat16")
+    proof.renew(dataclasses.replace(make_model(), autocast_dtype=torch.bfloat16), 1)
+    torch.testing.assert_close(proof.expected, numbers(make_model()), atol=1e-5, rtol=0)
+
+
+def test_a_policys_copy_scores_as_the_policy_did():
+    """In the trainer's precision, after the policy has changed."""
+    policy = dataclasses.replace(make_model(), autocast_dtype=torch.bfloat16)
+    before, copied = numbers(policy), _copy(policy)
+    with torch.no_grad():
+        for parameter in policy.module.parameters():
+            parameter.zero_()
+    assert torch.equal(numbers(copied), before)

@@ -257,3 +257,17 @@ def test_what_is_in_flight_when_one_fails_is_withdrawn(connect, proxy):
     with pytest.raises(RunStopped):
         engine.generate(PROMPTS, PARAMS)
     wait_until(lambda: engine.served.pool.replicas[0].outstanding == 0)
+
+
+def test_a_group_is_of_the_version_that_began_it(connect, base, monkeypatch):
+    engine = connect(base)
+    engine.policy_version = 3
+    send = engine.served.pool.send
+
+    async def slow(*args, **options):
+        engine.policy_version = 4
+        return await send(*args, **options)
+
+    monkeypatch.setattr(engine.served.pool, "send", slow)
+    [group] = engine.generate(PROMPTS[:1], PARAMS)
+    assert group.policy_version == 3
