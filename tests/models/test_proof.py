@@ -207,7 +207,7 @@ def test_with_bfloat16_around_it_the_written_model_is_the_float32_policy(tmp_pat
 
 @pytest.fixture
 def trainer(tmp_path):
-    lora = {"rank": 2, "target_modules": ["q_proj"]}
+    lora = {"rank": 2, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}
     return make_trainer(assemble(config_file.load(tiny_config(tmp_path / "run", student__lora=lora))))
 
 
