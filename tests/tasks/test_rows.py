@@ -61,9 +61,7 @@ SOLUTION = r"So $x=\frac12$, that is \boxed{\frac{1}{2}}."
         pytest.param({"prompt": "q", "completion": "c", "answer": None}, "q", None, "c", id="TRL texts"),
     ],
 )
-def test_forms_of_others_are_read(
-    tmp_path: Path, row: dict, question: str, answer: str | None, demonstration: str | None
-) -> None:
+def test_forms_of_others_are_read(row: dict, question: str, answer: str | None, demonstration: str | None) -> None:
     problem = problem_from(row, "train.jsonl, line 3")
     assert (problem.question, problem.answer, problem.demonstration) == (question, answer, demonstration)
     assert problem.domain == "default"
