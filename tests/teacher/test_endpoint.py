@@ -267,10 +267,23 @@ def test_every_check_says_what_it_found(tmp_path):
         "temperature",
         "teacher log-probs",
         "student as own teacher",
+        "right answers",
+        "grades of the student",
     ]
     assert all(check.ok for check in found.values())
     assert "2 of 2 answer as one model, 'builtin:tiny-teacher', by topd /v1/score, weights " in found["teacher servers"].detail
     assert "decode to the same text on the server" in found["vocabulary"].detail
+    assert "Servers do not tell in which precision they compute" in found["student as own teacher"].detail
+
+
+def test_a_served_teacher_that_is_said_to_be_bfloat16_is_taken_for_one(tmp_path):
+    """Its numbers are float32 here, so nothing but the declared precision can say so: noise is measured, credit expects it."""
+    with serving(batch_invariant=True) as base:
+        parts = assemble(config_file.load(served_config(tmp_path, base, teacher__dtype="bfloat16")))
+        [own] = [check for check in probe(parts) if check.name == "student as own teacher"]
+        parts.close()
+    assert parts.config.algorithm.rounding == 0.1
+    assert "differs from itself by" in own.detail
 
 
 def test_a_server_with_another_tokenizer_is_refused_though_its_model_has_the_same_size(tmp_path):
