@@ -81,6 +81,13 @@ WINDOWS = {
     "GptOss": dict(num_local_experts=4),
     "Olmo3": {},
     "Cohere2": {},
+    "Gemma3nText": dict(
+        vocab_size_per_layer_input=VOCAB,
+        hidden_size_per_layer_input=8,
+        num_kv_shared_layers=0,
+        laurel_rank=4,
+        num_hidden_layers=6,
+    ),
 }
 
 ACROSS = {

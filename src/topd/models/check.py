@@ -30,6 +30,7 @@ MAX_COST, MAX_COST_ELSEWHERE = {"cpu": 1e12}, 1e14
 _BORDER = re.compile(r"window(?!_layers)|chunk|local_attention|original_max_position")
 
 
+@torch.no_grad()
 def check_shared_prefix(model: LanguageModel, role: str) -> None:
     """Compare `completion_logprobs` with the model's own logits. Raises ConfigError on a mismatch.
 
@@ -64,6 +65,10 @@ def _few_layers(model: LanguageModel) -> Iterator[None]:
     few = min(len(layers), max(first.values(), default=0) + 2)
     try:
         decoder.layers, config.num_hidden_layers = layers[:few], few
+        try:
+            plain_logprobs(model, _probe(model, ((1, (1,)),)))
+        except Exception:  # some weights outside the layers are made for their number: all are asked then
+            decoder.layers, config.num_hidden_layers = layers, len(layers)
         yield
     finally:
         decoder.layers, config.num_hidden_layers = layers, len(layers)
@@ -118,7 +123,6 @@ def _probe(model: LanguageModel, shapes: Sequence[tuple[int, tuple[int, ...]]]) 
     return [Tokens(draw(prompt), tuple(map(draw, completions))) for prompt, completions in shapes]
 
 
-@torch.no_grad()
 def _compare(model: LanguageModel, role: str, groups: Sequence[Tokens], where: str) -> None:
     try:
         shared = completion_logprobs(model, groups)
