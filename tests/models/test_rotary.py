@@ -238,17 +238,15 @@ def test_a_run_that_would_go_beyond_says_why_it_cannot(role, tmp_path):
     names = {"student": save_folder(tmp_path / "other"), "teacher": save_folder(tmp_path / "other"), role: tmp_path / "phi3"}
     changes = {f"{key}__name": str(name) for key, name in names.items()}
 
-    def checks(max_completion_tokens):
-        tree = tiny_config(tmp_path / "run", **changes, rollout__max_completion_tokens=max_completion_tokens)
-        tree["task"]["template"] = "plain"
-        with closing(assemble(config_file.load(tree))) as parts:
-            require(probe(parts))
-
-    checks(8)
-    with pytest.raises(
-        ConfigError, match=r"Lower rollout\.max_completion_tokens.* Its rotary scaling \(longrope\) changes beyond 32"
+    tree = tiny_config(tmp_path / "run", **changes, rollout__max_completion_tokens=30)
+    tree["task"]["template"] = "plain"
+    with (
+        pytest.raises(
+            ConfigError, match=r"Lower rollout\.max_completion_tokens.* Its rotary scaling \(longrope\) changes beyond 32"
+        ),
+        closing(assemble(config_file.load(tree))) as parts,
     ):
-        checks(30)
+        require(probe(parts))
 
 
 def test_borders_are_found_wherever_the_configuration_names_them():
