@@ -1,5 +1,6 @@
 """The model that is written is the model that was trained, whatever the adapters sit on; else nothing is written."""
 
+import contextlib
 import copy
 import json
 from dataclasses import replace
@@ -207,6 +208,7 @@ def test_with_bfloat16_around_it_the_written_model_is_the_float32_policy(tmp_pat
 
 @pytest.fixture
 def trainer(tmp_path):
+    """Of a student with adapters and a head that is trained in full."""
     lora = {"rank": 2, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}
     return make_trainer(assemble(config_file.load(tiny_config(tmp_path / "run", student__lora=lora))))
 
@@ -223,6 +225,16 @@ def test_a_resume_on_other_base_weights_is_noticed(tmp_path, trainer):
     with pytest.raises(RunStopped, match=r"step_000001 was restored, but the policy is not the one that was saved: .* off by"):
         checkpoint.restore(saved, trainer)
     assert (saved / checkpoint.MARKER).is_file()
+
+
+@pytest.mark.parametrize(("off", "stops"), [(0.5 * TOLERANCE, False), (2e-4, True), (float("nan"), True)])
+def test_a_resume_allows_rounding_and_no_more(off, stops, tmp_path, trainer):
+    saved = checkpoint.save(tmp_path / "c", trainer, steps_done=1, keep=1)
+    state = json.loads((saved / "state.json").read_text())
+    state["probe"]["logprobs"] = [value + off for value in state["probe"]["logprobs"]]
+    (saved / "state.json").write_text(json.dumps(state))
+    with pytest.raises(RunStopped, match="at most 0.0001 allowed") if stops else contextlib.nullcontext():
+        assert checkpoint.restore(saved, trainer) == 1
 
 
 def test_a_checkpoint_without_a_probe_is_of_another_version(tmp_path, trainer):
