@@ -7,8 +7,9 @@ import torch
 from tests.fakes import EOS, make_model
 from topd.models.logprobs import RankedLogprobs, Tokens
 from topd.serve.answers import LOWEST, Spelling, completion_answer, to_json
+from topd.serve.guard import error_response
 from topd.serve.prefixes import SharedPrefixes
-from topd.serve.protocol import CompletionRequest
+from topd.serve.protocol import ApiError, CompletionRequest
 from topd.serve.work import CompletionJob, PromptInput, Scoring
 from topd.serve.worker import Scored
 
@@ -59,3 +60,9 @@ def test_no_more_of_the_most_likely_are_shown_than_each_form_asks_for():
 
 def test_offsets_count_the_characters_of_every_token():
     assert answered(logprobs=0)["logprobs"]["text_offset"] == [0, 1, 6, 7]
+
+
+def test_an_error_says_how_long_to_stay_away():
+    assert error_response(ApiError(429, "full", retry_after=12)).headers["Retry-After"] == "12"
+    assert "Retry-After" not in error_response(ApiError(400, "no")).headers
+    assert error_response(ApiError(401, "who")).headers["WWW-Authenticate"] == "Bearer"

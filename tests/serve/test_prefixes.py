@@ -62,3 +62,9 @@ def test_groups_with_their_own_prompts_stay_groups_although_all_rows_begin_alike
     rows = [(1, *range(100 * p, 100 * p + 50), 900 + i) for p in (1, 2) for i in range(8)]
     assert num_tokens(share_prefixes(rows).groups) == 2 * (2 * 50 + 8)
     assert put_together(rows, share_prefixes(rows)) == rows
+
+
+def test_what_three_rows_share_is_run_twice_rather_than_more_of_two():
+    """Two share 60 tokens, all three 29: with those 29 as the prefix, 29 tokens less are run than without the third."""
+    rows = [(*range(60), 100), (*range(60), 101), (*range(29), 200)]
+    assert num_tokens(share_prefixes(rows).groups) == 28 + 28 + 32 + 32 + 1

@@ -1,5 +1,6 @@
 """What waits, what runs together, what is turned away: the queue alone."""
 
+import dataclasses
 import threading
 
 import pytest
@@ -8,9 +9,9 @@ from tests.fakes import make_prompt, ragged_groups
 from tests.serve.serving import wait_until
 from topd.rollout.engine import SamplingParams
 from topd.serve.metrics import ServerMetrics
-from topd.serve.protocol import ApiError
+from topd.serve.protocol import ApiError, CompletionRequest
 from topd.serve.queue import TaskQueue
-from topd.serve.work import SAMPLING_ROWS, Reload, Sampling, Scoring
+from topd.serve.work import SAMPLING_ROWS, Reload, Sampling, Scoring, check_length, completion_job
 
 
 @pytest.fixture
@@ -246,3 +247,23 @@ def test_what_a_request_has_had_is_forgotten_with_its_last_part(queue):
         queue.next()
     assert not queue._served
     assert not queue._requests
+
+
+def test_sampling_with_and_without_ranks_does_not_mix(queue):
+    works = [dataclasses.replace(sampling(), top_k=k) for k in (0, 2, 5, 0)]
+    tasks = [queue.submit([work])[0] for work in works]
+    assert queue.next() == [tasks[0], tasks[3]]
+    assert queue.next() == [tasks[1], tasks[2]]
+
+
+@pytest.mark.parametrize(("request_", "top_k"), [({"logprobs": 5}, 1), ({"logprobs": 5, "echo": True}, 5)])
+def test_a_prompt_is_ranked_as_deep_as_is_shown(tiny_model, request_, top_k):
+    request = CompletionRequest(prompt=[3, 4], prompt_logprobs=1, **request_)
+    assert completion_job(request, tiny_model("qwen3")).scoring.top_k == top_k
+
+
+def test_prompt_and_completion_may_fill_the_context_to_the_last_token(tiny_model):
+    model = tiny_model("qwen3")
+    check_length(4, model.context_length - 4, model, param="prompt")
+    with pytest.raises(ApiError, match="do not fit"):
+        check_length(5, model.context_length - 4, model, param="prompt")
