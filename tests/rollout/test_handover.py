@@ -249,3 +249,9 @@ def test_a_policys_copy_scores_as_the_policy_did():
         for parameter in policy.module.parameters():
             parameter.zero_()
     assert torch.equal(numbers(copied), before)
+
+
+def test_rounding_is_not_an_earlier_version(proof):
+    """An update so small that the server's numbers are nearer to those before it."""
+    proof.expected = proof.earlier[7] = proof.earlier[5] + 0.5 * ROUNDING
+    proof.check("http://a", proof.earlier[5], 7)

@@ -11,6 +11,7 @@ from tests.endpoint.runs import shorten_pauses
 from tests.fakes import EOS, VOCAB, make_model, make_prompt
 from tests.serve.serving import serving, wait_until
 from topd.endpoint.background import Background
+from topd.endpoint.faults import BadAnswer
 from topd.endpoint.served import ServedModel
 from topd.errors import RunStopped
 from topd.models.logprobs import score_groups
@@ -271,3 +272,19 @@ def test_a_group_is_of_the_version_that_began_it(connect, base, monkeypatch):
     monkeypatch.setattr(engine.served.pool, "send", slow)
     [group] = engine.generate(PROMPTS[:1], PARAMS)
     assert group.policy_version == 3
+
+
+def test_an_end_token_is_no_text_and_nothing_may_follow_it(connect, base):
+    """Also one that is an ordinary token of the student's tokenizer."""
+    engine = connect(base)
+    engine.eos_token_ids = (EOS, 7)
+
+    def rollout(*token_ids):
+        logprobs = {"token_logprobs": [-1.0] * len(token_ids)}
+        return engine._rollout({"token_ids": list(token_ids), "logprobs": logprobs, "finish_reason": "stop"}, PROMPTS[0], PARAMS)
+
+    assert rollout(5, 6, 7).text == rollout(5, 6, EOS).text == "34"
+    assert rollout(5, EOS, 6, 7).finish_reason == "stop"
+    engine.strict_ends = True
+    with pytest.raises(BadAnswer, match="goes on after an end token"):
+        rollout(5, EOS, 6, 7)
