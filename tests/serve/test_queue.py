@@ -176,9 +176,9 @@ def test_a_request_of_many_parts_does_not_hold_up_others(queue):
 def test_alone_means_one_request_at_a_time():
     queue = TaskQueue(ServerMetrics(), max_requests=100, max_batch_tokens=20, alone=True)
     scored = [queue.submit([scoring((1, (1,)))])[0] for _ in range(2)]
-    assert [queue.next(), queue.next()] == [[scored[0]], [scored[1]]]
+    assert [queue.take(Scoring), queue.take(Scoring)] == [[scored[0]], [scored[1]]]
     sampled = [queue.submit([sampling()])[0] for _ in range(2)]
-    assert [queue.next(), queue.next()] == [[sampled[0]], [sampled[1]]]
+    assert [queue.take(Sampling), queue.take(Sampling)] == [[sampled[0]], [sampled[1]]]
 
 
 def test_new_weights_are_taken_although_the_queue_is_full(tmp_path):
