@@ -19,7 +19,7 @@ from topd.errors import RunStopped
 from topd.models.logprobs import Tokens, score_groups
 from topd.rollout import handover
 from topd.rollout.handover import ROUNDING, TOLERANCE, FilesTransport, Proof, hand_over
-from topd.rollout.vllm import _copy
+from topd.rollout.vllm import VllmEngine, _copy
 
 CANARY = Tokens((5, 9), ((3, 7, 30, 12, 8, 21), (6, 6)))
 
@@ -255,3 +255,16 @@ def test_rounding_is_not_an_earlier_version(proof):
     """An update so small that the server's numbers are nearer to those before it."""
     proof.expected = proof.earlier[7] = proof.earlier[5] + 0.5 * ROUNDING
     proof.check("http://a", proof.earlier[5], 7)
+
+
+def test_rollouts_are_scored_by_the_weights_of_their_version():
+    """The copy's, if they are one step older; those of any other version are gone."""
+    engine = object.__new__(VllmEngine)
+    engine.policy, engine.policy_version = make_model(), 4
+    engine.snapshot, engine.snapshot_version = _copy(engine.policy), 3
+    assert engine.behaviour(4) is engine.policy
+    assert engine.behaviour(3) is engine.snapshot
+    with pytest.raises(AssertionError, match="gone"):
+        engine.behaviour(2)
+    engine.keep_weights()
+    assert engine.behaviour(4) is engine.snapshot

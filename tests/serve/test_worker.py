@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-from tests.fakes import VOCAB, make_prompt, plain_logprobs, ragged_groups
+from tests.fakes import VOCAB, make_model, make_prompt, plain_logprobs, ragged_groups
 from topd.models.logprobs import RankedLogprobs
 from topd.rollout.engine import SamplingParams
 from topd.serve.metrics import ServerMetrics
 from topd.serve.queue import Task
+from topd.serve.weights import fingerprint
 from topd.serve.work import Sampling, Scoring
 from topd.serve.worker import Worker
 
@@ -90,3 +91,13 @@ def test_without_top_k_nothing_is_ranked(worker):
     params = SamplingParams(n=1, max_tokens=2)
     [sampled] = run(worker, Sampling(prompt=make_prompt((5,)), params=params))
     assert sampled.ranked is None
+
+
+def test_the_fingerprint_depends_on_every_weight():
+    model = make_model("qwen3-untied")
+    marks = {fingerprint(model)}
+    with torch.no_grad():
+        for number, parameter in enumerate(model.module.parameters(), 2):
+            parameter.view(-1)[-1] += 1e-3
+            marks.add(fingerprint(model))
+            assert len(marks) == number
