@@ -268,3 +268,25 @@ def test_rollouts_are_scored_by_the_weights_of_their_version():
         engine.behaviour(2)
     engine.keep_weights()
     assert engine.behaviour(4) is engine.snapshot
+
+
+def test_weights_that_change_during_a_hand_over_are_handed_over_too(monkeypatch):
+    engine, given = object.__new__(VllmEngine), []
+    engine.policy_version, engine.transport = 3, None
+
+    async def giving(replica, transport, version):
+        given.append(version)
+        engine.policy_version = 4
+
+    async def prove(replica):
+        given.append("proven")
+
+    async def once():
+        replica = Replica("http://127.0.0.1:9", api_key=None, timeout_s=1.0)
+        await engine._hand_over(replica)
+        await replica.close()
+
+    monkeypatch.setattr("topd.rollout.vllm.hand_over", giving)
+    engine._prove = prove
+    asyncio.run(once())
+    assert given == [3, 4, "proven"]
