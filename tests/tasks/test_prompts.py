@@ -58,7 +58,7 @@ def test_long_prompts_are_an_error_or_dropped(model: LanguageModel) -> None:
     problems = [Problem(question="1" * 300), Problem(question="1+2=")]
     with pytest.raises(ConfigError, match=r"train/0: the prompt has 300 tokens; with 8 .* \(256\)"):
         make_prompts(problems, model, task(), name="train", room=8)
-    rendered = make_prompts(problems, model, task(max_prompt_tokens=10), name="train", room=8)
+    rendered = make_prompts(problems, model, task(max_prompt_tokens=4), name="train", room=model.context_length - 4)
     assert [prompt.text for prompt in rendered.prompts] == ["1+2="]
     assert rendered.too_long == (problems[0],)
     assert rendered.notices("train", too_long_are="left out") == [

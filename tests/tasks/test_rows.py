@@ -54,6 +54,8 @@ SOLUTION = r"So $x=\frac12$, that is \boxed{\frac{1}{2}}."
             None,
             id="DAPO, processed",
         ),
+        pytest.param({"prompt": "q", "answer": "1", "reward_model": {"ground_truth": ""}}, "q", "1", None, id="no ground truth"),
+        pytest.param({"question": "q", "answer": "so #### 7"}, "q", "so #### 7", None, id="a mark inside a line"),
         pytest.param({"prompt": "q", "reward_model": {"ground_truth": Number("1e3")}}, "q", "1e3", None, id="verl with a number"),
         pytest.param({"messages": [USER, ASSISTANT]}, "1+1=", None, "It is 2.", id="TRL messages"),
         pytest.param({"messages": [USER], "answer": "2"}, "1+1=", "2", None, id="TRL messages, no completion"),
