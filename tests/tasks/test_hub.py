@@ -51,6 +51,12 @@ def test_columns_are_mapped_and_splits_kept_apart(folder: Path) -> None:
     assert (task.num_leaks, task.held_out[0].source) == (1, f"{folder}, test row 0")
 
 
+def test_a_named_column_stands_before_one_with_our_own_name(data: Path) -> None:
+    columns = {"prompt": ["q"], "domain": ["a"], "kind": ["b"], "system_prompt": ["c"], "rule": ["d"]}
+    [problem] = read(data, columns, domain_column="kind", system_prompt_column="rule")
+    assert (problem.domain, problem.system_prompt) == ("b", "d")
+
+
 def test_missing_columns_and_data_sets_are_named(folder: Path) -> None:
     with pytest.raises(ConfigError, match="has no column 'prompt'; it has question, solution, kind"):
         load_task(config(folder, prompt_column="prompt"), seed=0)
@@ -73,6 +79,7 @@ MMLU = {"question": ["q"], "choices": [["1", "2"]], "answer": [1]}
     ("columns", "changes", "expected"),
     [
         pytest.param(VERL, {}, ("1+1=", "34", None), id="DAPO"),
+        pytest.param({"prompt": ["q"], "reward_model": [{"ground_truth": 34}]}, {}, ("q", "34", None), id="verl, a number"),
         pytest.param(GSM8K, {}, ("q", "72", "72 left\n#### 72"), id="GSM8K"),
         pytest.param(GSM8K, {"prompt_column": "question"}, ("q", "72", "72 left\n#### 72"), id="GSM8K, named"),
         pytest.param({"messages": [[USER, {"role": "assistant", "content": "2"}]], "id": [7]}, {}, ("1+1=", None, "2"), id="TRL"),

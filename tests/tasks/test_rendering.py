@@ -25,7 +25,17 @@ STRICT = (
     "{{ raise_exception('roles must alternate user/assistant') }}{% endif %}[INST] {{ m.content }} [/INST]{% endfor %}"
 )
 DEAF = "{% for m in messages if m.role != 'system' %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
-ADDED = {"<s>": True, "</s>": True, "<pad>": True, "<|im_start|>": False, "<|im_end|>": True, "<think>": False, "</think>": False}
+ADDED = {
+    "<s>": True,
+    "</s>": True,
+    "<pad>": True,
+    "<|im_start|>": False,
+    "<|im_end|>": True,
+    "<think>": False,
+    "</think>": False,
+    "user": False,
+    "\n": False,
+}
 
 
 def tokenizer(template: str | None = CHATML, *, ends: bool = False) -> PreTrainedTokenizerFast:
@@ -86,6 +96,7 @@ HEAD, TAIL = "<s><|im_start|>", "<|im_end|>\n<|im_start|>assistant\n"
             f"{HEAD}user\n3{TAIL}<think>\n\n</think>\n\n",
         ),
         (Problem(question="a <think> b"), {}, f"{HEAD}user\na <think> b{TAIL}"),
+        (Problem(question="a user\nasks"), {}, f"{HEAD}user\na user\nasks{TAIL}"),
     ],
 )
 def test_a_chat_prompt_is_what_the_template_makes_of_it(problem: Problem, task: dict, text: str) -> None:
