@@ -96,7 +96,7 @@ HEAD, TAIL = "<s><|im_start|>", "<|im_end|>\n<|im_start|>assistant\n"
             f"{HEAD}user\n3{TAIL}<think>\n\n</think>\n\n",
         ),
         (Problem(question="a <think> b"), {}, f"{HEAD}user\na <think> b{TAIL}"),
-        (Problem(question="a user\nasks"), {}, f"{HEAD}user\na user\nasks{TAIL}"),
+        (Problem(question="user\nor user"), {}, f"{HEAD}user\nuser\nor user{TAIL}"),
     ],
 )
 def test_a_chat_prompt_is_what_the_template_makes_of_it(problem: Problem, task: dict, text: str) -> None:
@@ -205,6 +205,11 @@ def test_what_would_not_be_what_is_meant_is_an_error(problem: Problem | str, cha
     assert said in str(caught.value)
 
 
+def test_a_template_may_cut_the_reasoning_of_earlier_answers() -> None:
+    cut = "{% for m in messages %}<|im_start|>{{ m.content.split('</think>')[-1] }}{% endfor %}"
+    assert render(conversation("1", "<think>2</think>3", "4"), cut).text == "<|im_start|>1<|im_start|>3<|im_start|>4"
+
+
 def test_marks_of_a_template_are_text_for_a_tokenizer_that_does_not_know_them() -> None:
     assert not render("<|user|> is a mark").as_given
     assert render("[INST] 3", STRICT, template="plain").text == "[INST] 3"
@@ -234,3 +239,12 @@ def test_characters_that_the_tokenizer_does_not_know_are_reported(model: models.
     assert renderer(Problem(question="2", demonstration="2x")).unknown == "x"
     with pytest.raises(ConfigError, match="the tokenizer knows no character of the question 'Was"):
         renderer(Problem(question="Was?"))
+
+
+def test_unknown_words_are_reported_whole() -> None:
+    inner = tokenizers.Tokenizer(models.WordLevel({"<unk>": 0, "cat": 1}, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    renderer = Renderer(
+        PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>"), JsonlConfig(type="jsonl", path="unused")
+    )
+    assert renderer(Problem(question="cat dog")).unknown == "dog"
