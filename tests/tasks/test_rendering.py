@@ -248,3 +248,12 @@ def test_unknown_words_are_reported_whole() -> None:
         PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>"), JsonlConfig(type="jsonl", path="unused")
     )
     assert renderer(Problem(question="cat dog")).unknown == "dog"
+
+
+def test_characters_of_which_bytes_are_lost_are_reported_and_invisible_ones_are_not() -> None:
+    alphabet = [character for byte, character in bytes_to_unicode().items() if byte != "é".encode()[1]]
+    inner = tokenizers.Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    inner.normalizer = tokenizers.normalizers.Replace("\u200b", "")
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    renderer = Renderer(PreTrainedTokenizerFast(tokenizer_object=inner), JsonlConfig(type="jsonl", path="unused"))
+    assert renderer(Problem(question="a\u200b é ö")).unknown == "é"
