@@ -51,6 +51,7 @@ def test_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     Servers run beside, on a free port that takes the place of the page's; a report that is watched is served and closed.
     """
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.jsonl").write_text('{"answer": "5", "completion": "3+2=5;5"}\n')
     with contextlib.ExitStack() as servers:
         _run_commands(servers)
 

@@ -1,0 +1,133 @@
+"""Which final answers are right: a table of the rule, from completion to grade."""
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from topd.tasks.grading import Grader, Rule
+from topd.tasks.scorers import exact, math_verify
+from topd.tasks.task import Problem
+
+ROWS = [
+    # the last box counts, and nothing beside it
+    ("20", r"I get \boxed{18}. Wait, I forgot the tax. So the answer is \boxed{20}.", 1),
+    ("18", r"I get \boxed{18}. Wait, I forgot the tax. So the answer is \boxed{20}.", 0),
+    ("18", r"\boxed{18}, \boxed{20}", 0),
+    ("20", r"\boxed{18} or \boxed{20}", 1),
+    (r"\{18,20\}", r"\boxed{18} and \boxed{20}", 0),
+    ("18", r"\boxed{18} but actually \boxed{", 0),
+    ("18", r"\boxed{18} but actually \boxed{}", 0),
+    ("18", r"\boxed{18} but actually \boxed{20", 0),
+    ("5", r"the value 5 \boxed{}", 0),
+    ("8", r"with x = 8 we get \boxed{x}", 0),
+    ("8", r"x = 8, so \boxed{x = 8}", 1),
+    ("1/2", r"\boxed{\frac{1}{2}}", 1),
+    ("1/2", r"\boxed{ \dfrac{1}{2} }", 1),
+    ("5", r"\boxed{\boxed{5}}", 1),
+    ("5", r"\fbox{5}", 1),
+    ("7", r"\boxed{7}. Check: 3 + 4 = 9.", 1),
+    ("5", r"\boxed 5", 0),
+    (r"\{1,2\}", r"\boxed{\{2, 1\}}", 1),
+    ("4", "<think>\\boxed{3}</think> It is \\boxed{4}.", 1),
+    ("3", "<think>\\boxed{3}</think> It is unclear", 0),
+    ("3", "<think>perhaps \\boxed{3}", 0),
+    # without a box: tags, then a marker, then the last line
+    ("42", "<answer>42</answer>", 1),
+    ("42", "<answer>41</answer> no <answer>42</answer>", 1),
+    ("42", "<answer>42</answer> no <answer>43", 0),
+    ("42", "<answer></answer> 42", 0),
+    ("42", "<answer>\\boxed{42}</answer>", 1),
+    ("72", "48 + 24 = 72\n#### 72", 1),
+    ("72", "#### 72\n#### 71", 0),
+    ("42", "答案是42", 1),
+    ("42", "The answer is 42. I hope this helps!", 1),
+    ("42", "**Answer:** 42", 1),
+    ("42", "The final answer is:\n\n**42**", 1),
+    ("7", "The answer is not 5 but 7", 0),
+    ("100", "10, 20, 100", 0),
+    ("5", "I think of 5\nbut I do not know", 0),
+    ("8", "7, not 8", 0),
+    ("7", "3 + 4 = 7", 1),
+    ("3", "3 + 4 = 7", 0),
+    ("12", "12", 1),
+    ("", "", 0),
+    ("5", "   \n ", 0),
+    # choices and words
+    ("A", "The answer is (A)", 1),
+    ("B", "The correct answer is option B.", 1),
+    ("A", "The answer is (B)", 0),
+    ("C", r"\boxed{\text{C}}", 1),
+    ("Yes", "yes.", 1),
+    ("Yes", "No", 0),
+    (r"\text{no solution}", r"\boxed{\text{No solution}}", 1),
+    ("listen", r"\boxed{silent}", 0),
+    # numbers are what they say
+    ("0.00001", r"\boxed{0.00001}", 1),
+    ("0.00001", r"\boxed{10^{-5}}", 1),
+    ("1e-5", r"\boxed{0.00001}", 1),
+    ("1e16", r"\boxed{10000000000000000}", 1),
+    ("1e3", r"\boxed{1000}", 1),
+    ("1000", r"\boxed{1e3}", 1),
+    ("1.10", r"\boxed{1.1}", 1),
+    ("0.0000001", r"\boxed{0.0000002}", 0),
+    ("12345678901234567890", r"\boxed{12345678901234567891}", 0),
+    ("16", r"\boxed{016}", 1),
+    ("1,000", r"\boxed{1000}", 1),
+    ("1000", r"\boxed{1,000}", 1),
+    ("1000", r"\boxed{1{,}000}", 1),
+    ("3", r"\boxed{3.}", 1),
+    ("-3", r"\boxed{- 3}", 1),
+    ("-3", "\\boxed{\u22123}", 1),
+    ("1 1/2", r"\boxed{1.5}", 1),
+    ("1", r"\boxed{1 1/2}", 0),
+    ("1/3", r"\boxed{0.33}", 0),
+    ("3.14", r"\boxed{\pi}", 0),
+    # what is written around a number
+    ("42", "\\boxed{\uff14\uff12}", 1),
+    ("72", r"\$72", 1),
+    ("72", r"\boxed{\$72}", 1),
+    ("5", r"\boxed{5\text{ cm}}", 1),
+    ("5 cm", r"\boxed{5}", 1),
+    ("5", "The answer is 5 apples.", 1),
+    ("5", r"\(5\)", 1),
+    ("90", r"\boxed{90^\circ}", 1),
+    ("10", r"\boxed{10\%}", 1),
+    ("0.1", r"\boxed{10\%}", 1),
+    ("0.1", r"\boxed{10}", 0),
+    # mathematics
+    ("x^2+1", r"\boxed{1+x^2}", 1),
+    ("(1,2)", r"\boxed{[1,2)}", 0),
+    ("6", r"\boxed{5 \text{ or } 6}", 0),
+    ("x<2", r"\boxed{2>x}", 1),
+    ("27", "no number at all", 0),
+    (r"\boxed{20}", r"\boxed{20}", 1),
+]
+
+
+def problem(answer: str | None) -> Problem:
+    return Problem(question="?", answer=answer)
+
+
+@pytest.fixture(scope="module")
+def grader() -> Iterator[Grader]:
+    with closing(Grader(Rule(score=math_verify), workers=1)) as made:
+        yield made
+
+
+@pytest.mark.parametrize(("gold", "completion", "grade"), ROWS)
+def test_math_verify(grader: Grader, gold: str, completion: str, grade: int) -> None:
+    [graded] = grader.grade([(completion, problem(gold))])
+    assert graded.error is None
+    assert graded.grade == grade, graded
+
+
+def test_the_arguments_of_math_verify_are_not_swapped() -> None:
+    """math-verify is not symmetric: an interval as the right answer may be met by a relation, but not the other way round."""
+    assert math_verify("1 < x < 2", problem("(1,2)")) == 0.0
+    assert math_verify("(1,2)", problem("1 < x < 2")) == 1.0
+
+
+@pytest.mark.parametrize(("answer", "right"), [("12", 1.0), (" 12\n", 1.0), ("12.0", 0.0)])
+def test_exact(answer: str, right: float) -> None:
+    assert exact(answer, problem("12")) == right
