@@ -39,8 +39,8 @@ def grade(
     """Completions of your own, graded by the configuration's task: {"extracted", "grade", "error"} for every row, in order.
 
     A row is {"answer": ..., "completion": ...}; `question` finds the item of a reasoning_gym task, whose scorer may need more
-    than the answer. `extracted` is the final answer that was compared, None if there is none; `grade` is in [0, 1]; `error` says why a
-    grade could not be computed. Raises ConfigError for rows of another form.
+    than the answer. `extracted` is the final answer that was compared, None if there is none; `grade` is in [0, 1]; `error` says
+    why a grade could not be computed. Raises ConfigError for rows of another form.
     """
     from topd import config_file
     from topd.tasks.regrade import grade_rows
