@@ -64,8 +64,9 @@ def test_one_configuration_per_algorithm_differs_in_the_algorithm_alone() -> Non
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda path: path.stem)
 def test_toml_and_json_blocks_of_the_documentation_parse(page: Path) -> None:
-    for language, block in re.findall(r"```(toml|json)\n(.*?)```", page.read_text(), re.DOTALL):
-        tomllib.loads(block) if language == "toml" else json.loads(block)
+    for language, block in re.findall(r"```(toml|jsonl?)\n(.*?)```", page.read_text(), re.DOTALL):
+        for text in block.splitlines() if language == "jsonl" else [block]:
+            tomllib.loads(text) if language == "toml" else json.loads(text)
     assert page.is_file()
 
 

@@ -12,6 +12,7 @@ from tests.endpoint.runs import metrics, sampling_config, served_config, stored,
 from tests.run.test_resume import results, start, wait_for
 from tests.serve.serving import serving
 from topd.run.interrupt import Interrupted
+from topd.teacher.probe_grades import GRADED_PROMPTS
 from topd.trainer.step import Trainer
 from topd.types import TrainBatch, UpdateReport
 
@@ -101,7 +102,7 @@ def test_a_trainer_killed_while_servers_sample(tmp_path: Path) -> None:
     with serving("builtin:tiny-student", allow_reload=True, batch_invariant=True) as base, proxying(base) as proxy:
         train(sampling_config(tmp_path / "whole", base))
         config.write_text(tomli_w.dumps(sampling_config(tmp_path / "run", proxy.url, rollout__timeout_s=30.0)))
-        proxy.give(stall_from(2 + 1 + 4 + 2, reached), "sample")  # probe, evaluation, first step, half of the second
+        proxy.give(stall_from(2 + GRADED_PROMPTS + 1 + 4 + 2, reached), "sample")  # probe, eval, step, half a step
         kill_when(reached, config)
         assert [path.name for path in (tmp_path / "run/rollouts").iterdir()] == ["step_000001.parquet"]
         proxy.give(None, "sample")
