@@ -102,7 +102,8 @@ def test_every_chart_has_its_numbers_as_table_and_csv(tab, quickstart: Path) -> 
     metrics = rows(quickstart, "metrics.jsonl")
     figure = tab.locator("#chart-ratio")
     figure.get_by_text("Numbers").click()
-    assert len(figure.locator("tbody tr").all()) == len(metrics)
+    figure.locator("tbody tr").nth(len(metrics) - 1).wait_for()
+    assert figure.locator("tbody tr").count() == len(metrics)
     with tab.expect_download() as download:
         figure.get_by_role("button", name="Save as CSV").click()
     lines = list(csv.DictReader(Path(download.value.path()).read_text().splitlines()))

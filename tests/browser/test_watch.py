@@ -2,10 +2,7 @@
 
 import contextlib
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,18 +11,13 @@ import tomli_w
 
 from tests.browser.conftest import colour_by, opened
 from tests.e2e.tiny import tiny_config
+from tests.processes import Topd
 from tests.report.folders import VECTOR, write_metrics, write_run
 
 
 @contextlib.contextmanager
-def running(*words: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "topd", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"},
-    )
+def running(*words: str) -> Iterator[Topd]:
+    process = Topd(*words)
     try:
         yield process
     finally:

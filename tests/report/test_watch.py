@@ -19,6 +19,7 @@ import pytest
 import tomli_w
 
 from tests.e2e.tiny import tiny_config
+from tests.processes import Topd
 from tests.report.folders import VECTOR, write_metrics, write_run, write_step, write_updates
 from tests.report.folders import update as update_of
 from topd.cli import main
@@ -361,28 +362,28 @@ def test_a_signal_before_it_serves_ends_it_quietly_as_well(folder: Path, monkeyp
 def test_a_run_in_training_is_followed_to_its_end(tmp_path: Path, impatient: None) -> None:
     path = tmp_path / "run"
     (tmp_path / "config.toml").write_text(tomli_w.dumps(tiny_config(path, run__steps=10, eval__max_problems=1)))
-    words = [sys.executable, "-m", "topd", "train", str(tmp_path / "config.toml")]
     seen: dict[str, str] = {}
-    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as training:
-        try:
-            until(lambda: (path / "config.toml").is_file(), training)
-            with serving(path) as ask:
-                while training.poll() is None:
-                    seen[ask("/state")[2]] = ask()[2]
-                    time.sleep(0.2)
-                assert training.returncode == 0, training.stderr.read()
-                assert "finished after 10 steps" in ask()[2]
-        finally:
-            training.kill()
+    training = Topd("train", str(tmp_path / "config.toml"))
+    try:
+        until(lambda: (path / "config.toml").is_file(), training)
+        with serving(path) as ask:
+            while training.poll() is None:
+                seen[ask("/state")[2]] = ask()[2]
+                time.sleep(0.2)
+            assert training.returncode == 0, training.communicate()[0]
+            assert "finished after 10 steps" in ask()[2]
+    finally:
+        training.kill()
+        training.communicate()
     steps = [int(found[1]) for page in seen.values() if (found := re.search(r"(\d+) of 10 steps", page))]
     assert len(set(steps)) > 1
     assert steps == sorted(steps)
     assert not [page for page in seen.values() if "could not be read (" in page]
 
 
-def until(condition: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
+def until(condition: Callable[[], bool], process: Topd | None = None) -> None:
     deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline
-        assert process is None or process.poll() is None, process.stderr.read()
+        assert process is None or process.poll() is None, process.communicate()[0]
         time.sleep(0.02)

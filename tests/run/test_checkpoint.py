@@ -1,9 +1,5 @@
 """Only complete checkpoints are read; a full disk never costs an older one."""
 
-import os
-import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +7,7 @@ import tomli_w
 import torch
 
 from tests.e2e.tiny import tiny_config
+from tests.processes import Topd
 from tests.trainer.test_step import batch
 from topd import config_file
 from topd.assemble import assemble, make_trainer
@@ -74,24 +71,19 @@ def test_a_full_disk_stops_the_run_resumably_and_the_old_checkpoint_stays(tmp_pa
     config = tmp_path / "config.toml"
     config.write_text(tomli_w.dumps(tiny_config(tmp_path / "run", run__steps=1, eval__max_problems=1)))
 
-    def run(*words: str, limit: int | None = None) -> subprocess.CompletedProcess[str]:
-        def refuse_large_files() -> None:
-            if limit is not None:
-                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    def run(*words: str, limit: int | None = None) -> tuple[int | None, str]:
+        process = Topd("train", str(config), *words, limit=limit)
+        output, _ = process.communicate()
+        return process.returncode, output
 
-        command = [sys.executable, "-m", "topd", "train", str(config), *words]
-        return subprocess.run(
-            command, capture_output=True, text=True, preexec_fn=refuse_large_files, env={**os.environ, "OMP_NUM_THREADS": "1"}
-        )
-
-    assert run().returncode == 0
+    assert run()[0] == 0
     more = ("--run.resume", "true", "--run.steps", "2")
-    stopped = run(*more, limit=100_000)
-    assert stopped.returncode == 3, stopped.stderr
-    assert "could not be written" in stopped.stderr
-    assert "Traceback" not in stopped.stderr
+    code, output = run(*more, limit=100_000)
+    assert code == 3, output
+    assert "could not be written" in output
+    assert "Traceback" not in output
     assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["step_000001"]
-    assert run(*more).returncode == 0
+    assert run(*more)[0] == 0
 
 
 def test_the_optimizer_goes_on_where_it_was(tmp_path: Path, trainer) -> None:

@@ -1,10 +1,7 @@
 """A killed run, resumed, leaves the same bytes as one that was never stopped (times, memory and host aside)."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -12,6 +9,7 @@ import pytest
 import tomli_w
 
 from tests.e2e.tiny import tiny_config
+from tests.processes import Topd
 from topd.run.catalogue import VOLATILE
 
 STEPS = {"run__steps": 6, "run__checkpoint_every": 2, "eval__every_steps": 2, "run__keep_checkpoints": 1}
@@ -29,14 +27,8 @@ def results(directory: Path) -> dict[str, object]:
     }
 
 
-def start(config: Path, *words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "topd", "train", str(config), *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"},
-    )
+def start(config: Path, *words: str) -> Topd:
+    return Topd("train", str(config), *words)
 
 
 def write_config(folder: Path, **changes: object) -> Path:
@@ -45,7 +37,7 @@ def write_config(folder: Path, **changes: object) -> Path:
     return path
 
 
-def wait_for(ready, process: subprocess.Popen[str]) -> None:
+def wait_for(ready, process: Topd) -> None:
     """Poll until `ready()`; the process must not end before."""
     deadline = time.monotonic() + 120
     while not ready():
