@@ -23,11 +23,10 @@ from topd.rollout.ahead import Ahead
 from topd.rollout.engine import Engine, SamplingParams
 from topd.run import checkpoint, rollouts, vocabulary
 from topd.run.directory import SCORES, RunDirectory, open_run
-from topd.run.files import read_lines
 from topd.run.interrupt import Interrupted, interruptible, uninterrupted
 from topd.run.metrics import step_metrics
 from topd.run.progress import Display
-from topd.run.summary import print_summary, summarise_run
+from topd.run.summary import gaps, print_summary, summarise_run
 from topd.run.trackers import Trackers
 from topd.tasks.prompts import demonstrate
 from topd.teacher.scoring import kept, score
@@ -48,7 +47,7 @@ def run(config: Config, display: Display | None = None) -> dict[str, Any]:
             require(checks)
             directory.begin(config, parts.prompts.sha256(), benchmarks_sha256(parts.benchmarks))
             directory.write_probe([dataclasses.asdict(check) for check in checks])
-            vocabulary.write(directory.vocabulary, entries(parts.policy))
+            vocabulary.write(directory.vocabulary, entries(parts.policy), directory.digests.note)
             for warning in [f"WARNING  {check.name}: {check.detail}" for check in checks if check.warning]:
                 display.line(warning)
             return Run(parts, directory, display, trackers).to_the_end()
@@ -78,6 +77,7 @@ class Run:
         self.display = display
         self.trackers = trackers
         self.trainer = make_trainer(parts)
+        self.benchmarks = [benchmark.name for benchmark in parts.benchmarks]
         self.probe = make_probe(parts.policy.tokenizer, [prompt.token_ids for prompt in parts.prompts.prompts[:2]])
         self.ahead = Ahead()
         self.steps_done = 0
@@ -200,21 +200,25 @@ class Run:
     def stored(self, step: int, prompts: Sequence[Prompt]) -> list[ScoredGroup] | None:
         """The scored rollouts of a step that a resumed run made before it stopped."""
         path = self.directory.rollouts(step)
-        return rollouts.read(path, prompts) if path.is_file() else None
+        if not path.is_file():
+            return None
+        if not self.directory.digests.knows(path):
+            self.display.line(f"WARNING  {path} has no digest: that it is what was sampled is not proven")
+        return rollouts.read(path, prompts, self.directory.digests.difference(path))
 
     def store(self, step: int, scored: Sequence[ScoredGroup], credit: Credit) -> None:
         if not self.directory.rollouts(step).is_file():
-            rollouts.write(self.directory.rollouts(step), scored, credit)
+            rollouts.write(self.directory.rollouts(step), scored, credit, self.directory.digests.note)
 
     def store_updates(self, step: int, batches: Sequence[TrainBatch]) -> None:
-        before = self.trainer.policy_version - len(batches)
-        rollouts.write_updates(self.directory.updates(step), batches, self.trainer.reports, policy_version=before)
+        before, note = self.trainer.policy_version - len(batches), self.directory.digests.note
+        rollouts.write_updates(self.directory.updates(step), batches, self.trainer.reports, policy_version=before, note=note)
 
     def record(
         self, step: int, prompts: Sequence[Prompt], scored: Sequence[ScoredGroup], flat: CreditInput, credit: Credit
     ) -> None:
         """Write and show the step's metrics; the step is done."""
-        before = read_lines(self.directory.path / "metrics.jsonl")
+        before = self.directory.metrics()
         row = step_metrics(
             step=step,
             policy_version=self.trainer.policy_version,
@@ -244,7 +248,8 @@ class Run:
         if newest is not None:
             self.steps_done = checkpoint.restore(newest, self.trainer)
             self.parts.engine.load_weights(self.trainer.policy_version)
-            self.display.line(f"resumed from {newest}")
+            unproven = "" if checkpoint.is_proven(newest) else " (WARNING  it has no digests: that it is whole is not proven)"
+            self.display.line(f"resumed from {newest}{unproven}")
         elif self.config.run.resume:
             self.display.line(f"no checkpoint in {self.directory.checkpoints}: starting from the beginning")
         if self.steps_done + bool(self.trainer.reports) > self.config.run.steps:
@@ -253,6 +258,8 @@ class Run:
                 f"checkpoint is {newest.name if newest else None}. Set run.steps higher."
             )
         self.directory.forget_after(self.steps_done)
+        for gap in gaps(self.config, self.directory, self.steps_done, self.benchmarks):
+            self.display.line(f"WARNING  {gap}")
 
     def save_due(self, step: int) -> None:
         if step % self.config.run.checkpoint_every == 0 or step == self.config.run.steps:
@@ -290,8 +297,8 @@ class Run:
 
     def finish(self) -> dict[str, Any]:
         """Write the final model, proven to be the policy, and the summary, and show them."""
-        export(self.parts.policy, self.directory.model, self.probe)
-        summary = summarise_run(self.config, self.directory)
+        export(self.parts.policy, self.directory.model, self.probe, self.directory.digests.note)
+        summary = summarise_run(self.config, self.directory, self.benchmarks)
         self.directory.write_summary(summary)
         self.trackers.finish(summary)
         self.report()

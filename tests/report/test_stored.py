@@ -200,7 +200,8 @@ def test_lines_that_are_damaged_are_left_out_and_named(folder: Path, name: str) 
     write_step(folder, {"a": VECTOR}, step=3)
     run = read_run(folder)
     assert [row["step"] for row in (run.metrics if name == "metrics.jsonl" else run.evaluations)] == [1, 3]
-    assert run.problems == [f"{name}, line {line} is damaged and was left out" for line in (2, 3, 4)]
+    lost = ["metrics.jsonl lacks steps 2: they are in no curve and no total"] if name == "metrics.jsonl" else []
+    assert run.problems == [f"{name}, line {line} is damaged and was left out" for line in (2, 3, 4)] + lost
 
 
 @pytest.mark.parametrize(
@@ -221,7 +222,10 @@ def test_metrics_are_in_the_order_of_their_steps_and_the_last_line_of_a_step_cou
 
 def test_steps_without_their_rollouts_are_named(folder: Path) -> None:
     write_metrics(folder, [{"step": step} for step in (1, 2, 3, 4, 7)])
-    assert problem(folder) == "rollouts of 4 of 5 recorded steps are not there (steps 2 to 4, 7)"
+    assert read_run(folder).problems == [
+        "metrics.jsonl lacks steps 5 to 6: they are in no curve and no total",
+        "rollouts of 4 of 5 recorded steps are not there (steps 2 to 4, 7)",
+    ]
 
 
 def test_a_finished_run_without_metrics_or_evaluations_has_those_of_its_summary(folder: Path) -> None:
@@ -505,3 +509,62 @@ def test_runs_are_named_by_their_folders_as_briefly_as_possible(tmp_path: Path, 
     assert names([read_run(Path())]) == ["a"]
     assert names([read_run(".." + os.sep + "b")]) == ["b"]
     assert names([]) == []
+
+
+def flip(file: Path, where: float = 0.5) -> None:
+    """One bit of a file becomes another."""
+    content = bytearray(file.read_bytes())
+    content[int(len(content) * where)] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("where", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [
+        ("rollouts/step_000001.parquet", "rollouts of step 1 could not be read (step_000001.parquet is not what was written"),
+        ("updates/step_000001.parquet", "importance ratios of step 1 could not be read (step_000001.parquet is not what was"),
+        (
+            "vocabulary.parquet",
+            "vocabulary.parquet could not be read, so tokens are shown by their ids (vocabulary.parquet is not",
+        ),
+        ("environment.json", "environment.json could not be read ("),
+        ("summary.json", "summary.json could not be read ("),
+        ("probe.json", "probe.json could not be read ("),
+        ("config.toml", "config.toml is not what was written"),
+    ],
+)
+def test_a_flipped_bit_is_named_and_never_shown_as_right(trained: Path, tmp_path: Path, file: str, says: str, where: float):
+    shutil.copytree(trained, tmp_path / "run")
+    flip(tmp_path / "run" / file, where)
+    run = everything(read_run(tmp_path / "run"))
+    assert any(problem.startswith(says) for problem in run.problems), run.problems
+    if file.startswith("rollouts"):
+        assert run.step(1) is None
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "evals.jsonl"])
+def test_a_changed_number_in_a_line_is_left_out_and_named(trained: Path, tmp_path: Path, name: str) -> None:
+    shutil.copytree(trained, tmp_path / "run")
+    first, *others = (tmp_path / "run" / name).read_text().splitlines(keepends=True)
+    value = json.loads(first)
+    value["tokens/total" if name == "metrics.jsonl" else "avg_at_k"] = 1
+    (tmp_path / "run" / name).write_text(json.dumps(value) + "\n" + "".join(others))
+    run = read_run(tmp_path / "run")
+    assert f"{name}, line 1 is damaged and was left out" in run.problems
+    assert value not in (*run.metrics, *run.evaluations)
+
+
+def test_steps_that_were_deleted_at_the_end_are_named(trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained, tmp_path / "run")
+    first = (tmp_path / "run/metrics.jsonl").read_text().splitlines(keepends=True)[0]
+    (tmp_path / "run/metrics.jsonl").write_text(first)
+    assert "metrics.jsonl lacks steps 2: they are in no curve and no total" in read_run(tmp_path / "run").problems
+
+
+def test_a_folder_without_digests_is_read_and_not_called_proven(trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained, tmp_path / "run")
+    assert read_run(tmp_path / "run").digests is not None
+    (tmp_path / "run/digests.jsonl").unlink()
+    run = everything(read_run(tmp_path / "run"))
+    assert (run.digests, run.problems, len(run.metrics)) == (None, [], 2)

@@ -18,16 +18,16 @@ from topd.models.check import plain_logprobs
 from topd.models.language_model import LanguageModel
 from topd.models.logprobs import Tokens
 from topd.models.proof import TOLERANCE, distance, make_probe, probe_logprobs
-from topd.run.files import replacing
+from topd.run.files import Note, replacing
 
 
-def export(model: LanguageModel, folder: Path, probe: Sequence[Tokens] = ()) -> None:
+def export(model: LanguageModel, folder: Path, probe: Sequence[Tokens] = (), note: Note | None = None) -> None:
     """Weights (adapters merged) in float32, configuration, generation settings, tokenizer. Complete and proven, or absent.
 
     Read back as any user would, the folder must give the model's log-probs of `probe` (by default, of the canary). Raises
     RunStopped if it does not, or cannot be written.
     """
-    with replacing(folder) as partial:
+    with replacing(folder, note) as partial:
         merged(model).save_pretrained(partial)
         model.tokenizer.save_pretrained(partial)
         _prove(model, partial, probe or make_probe(model.tokenizer), folder)

@@ -17,6 +17,7 @@ from topd.models import gguf
 from topd.models.check import check_shared_prefix
 from topd.models.language_model import LanguageModel
 from topd.models.rotary import fix_rotary
+from topd.run.digests import Digests
 
 BUILTIN = Path(__file__).parent.parent / "builtin"
 
@@ -28,6 +29,8 @@ def load(name: str, *, dtype: Dtype, device: torch.device, role: str) -> Languag
     """
     transformers_logging.disable_progress_bar()
     source = _resolve(name, role)
+    if Path(source).is_dir():  # the model of a run folder is what the run wrote
+        Digests(Path(source).parent).check_folder(Path(source), f'{role}.name = "{name}"')
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         module, info = AutoModelForCausalLM.from_pretrained(

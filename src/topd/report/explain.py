@@ -15,10 +15,11 @@ from rich.text import Text
 from topd.errors import ConfigError
 from topd.report.credit import STREAMS, Extreme, algorithm_of, differ_within, extremes, floor_of, settings_in_use, streams_of
 from topd.report.scales import NEAR_ZERO, Scale, ratio, scale_of, signed
-from topd.report.stored import StoredRun, read_run, spans
+from topd.report.stored import StoredRun, read_run
 from topd.report.stored_step import Numbers, StoredGroup, StoredRollout, StoredStep
 from topd.report.terminal import Column, open_console, plain_text, print_block, print_table, token_text
 from topd.report.tokens import Shown, Texts, plain, show_text
+from topd.run.files import spans
 
 _LABEL = 12
 

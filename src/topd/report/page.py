@@ -26,10 +26,10 @@ from topd.report.charts import COLORS, axes, charts, legend
 from topd.report.health.checks import verdicts
 from topd.report.lens import MAX_TOKENS, Held, hold
 from topd.report.rescoring.figures import rescored
-from topd.report.stored import StoredRun, names, number, read_run, spans
+from topd.report.stored import StoredRun, names, number, read_run
 from topd.report.stored_step import StoredStep
 from topd.run.catalogue import excluded
-from topd.run.files import flat, write_text
+from topd.run.files import flat, spans, write_text
 
 SECTIONS = (("result", "Result"), ("health", "Health"), ("curves", "Curves"), ("tokens", "Tokens"), ("settings", "Settings"))
 _SCRIPTS = ("dom.js", "token_text.js", "card.js", "lens.js", "curves.js", "report.js")
@@ -192,6 +192,7 @@ def _run(run: StoredRun, label: str, color: str, steps: Sequence[StoredStep]) ->
         "color": color,
         "state": _state(run),
         "problems": run.problems,
+        "unproven": run.digests is None,
         "verdicts": found,
         "good": good,
         "counts": ", ".join(count for count in levels if not count.startswith("0 ")) + ".",

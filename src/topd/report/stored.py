@@ -12,9 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from topd.errors import ConfigError, first_line
-from topd.report.stored_step import UNREADABLE, Seen, StoredStep, read_step, read_updates
+from topd.report.stored_step import Seen, StoredStep, read_step, read_updates
 from topd.run import vocabulary
-from topd.run.files import parsed_lines
+from topd.run.digests import Digests
+from topd.run.files import spans
+from topd.run.parquet import UNREADABLE
+
+MOST_STEPS = 10**6
+"""A step beyond is damage, not a gap to fill."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +38,8 @@ class StoredRun:
     checks: tuple[Mapping[str, Any], ...] = ()
     """What the probe saw before the run; older runs have none."""
     problems: list[str] = field(default_factory=list)
+    digests: Digests | None = None
+    """What its files were when they were written; None in a folder without any, of an older version."""
 
     @property
     def name(self) -> str:
@@ -67,6 +74,7 @@ class StoredRun:
             self._note("vocabulary.parquet is not there (older versions did not store it), so tokens are shown by their ids")
             return {}
         try:
+            self._check(path)
             return vocabulary.read(path)
         except UNREADABLE as error:
             self._note(f"{path.name} could not be read, so tokens are shown by their ids ({first_line(error)})")
@@ -75,8 +83,10 @@ class StoredRun:
     def step(self, step: int) -> StoredStep | None:
         """The rollouts of a step; None, with a problem noted, if they cannot be read."""
         updates = self._updates(step)
+        path = self.path / "rollouts" / f"step_{step:06d}.parquet"
         try:
-            stored = read_step(self.path / "rollouts" / f"step_{step:06d}.parquet", step, updates)
+            self._check(path)
+            stored = read_step(path, step, updates)
         except UNREADABLE as error:
             self._note(f"rollouts of step {step} could not be read ({first_line(error)})")
             return None
@@ -87,11 +97,18 @@ class StoredRun:
         return stored
 
     def _updates(self, step: int) -> Seen:
+        path = self.path / "updates" / f"step_{step:06d}.parquet"
         try:
-            return read_updates(self.path / "updates" / f"step_{step:06d}.parquet")
+            self._check(path)
+            return read_updates(path)
         except UNREADABLE as error:
             self._note(f"importance ratios of step {step} could not be read ({first_line(error)})")
             return {}
+
+    def _check(self, path: Path) -> None:
+        """Raise ValueError for a file that is not what was written."""
+        if self.digests is not None and (reason := self.digests.difference(path)):
+            raise ValueError(reason)
 
     def _note(self, problem: str) -> None:
         if problem not in self.problems:
@@ -111,47 +128,57 @@ def read_run(path: Path | str) -> StoredRun:
             f"'{path}' holds no config.toml: it is no run folder, or its run has not begun yet. Give the run.directory of a run."
         )
     problems: list[str] = []
-    config = _config(path / "config.toml", problems)
-    summary = _json(path / "summary.json", problems)
-    metrics = _metrics(path / "metrics.jsonl", problems)
-    evaluations = list(_evaluations(path / "evals.jsonl", problems)) or _summarised(summary, problems)
+    digests = _digests(path, problems)
+    config = _config(path / "config.toml", digests, problems)
+    summary = _json(path / "summary.json", digests, problems)
+    metrics = _metrics(path / "metrics.jsonl", digests, problems)
+    evaluations = list(_evaluations(path / "evals.jsonl", digests, problems)) or _summarised(summary, problems)
     steps = list(_steps(path / "rollouts"))
     if summary is not None and not metrics:
         problems.append("metrics.jsonl is not there, or empty, although the run is finished")
+    else:
+        problems += _gaps(path, metrics, summary)
     if missing := [row["step"] for row in metrics if row["step"] not in steps]:
         problems.append(f"rollouts of {len(missing)} of {len(metrics)} recorded steps are not there (steps {spans(missing)})")
     return StoredRun(
         path=path,
         config=config,
-        environment=_json(path / "environment.json", problems) or {},
+        environment=_json(path / "environment.json", digests, problems) or {},
         metrics=tuple(metrics),
         evaluations=tuple(evaluations),
         summary=summary,
         rescores=tuple(
-            found for file in sorted((path / "rescores").glob("*.json")) if (found := _json(file, problems)) is not None
+            found for file in sorted((path / "rescores").glob("*.json")) if (found := _json(file, digests, problems)) is not None
         ),
-        checks=tuple(_checks(path / "probe.json", problems)),
+        checks=tuple(_checks(path / "probe.json", digests, problems)),
         steps=tuple(steps),
         problems=problems,
+        digests=digests if digests.exist else None,
     )
 
 
-def _checks(path: Path, problems: list[str]) -> Iterator[Mapping[str, Any]]:
-    checks = ((_json(path, problems) or {}).get("checks")) if path.is_file() else None
+def _digests(path: Path, problems: list[str]) -> Digests:
+    try:
+        return Digests(path)
+    except OSError as error:
+        problems.append(f"digests.jsonl could not be read, so no file is proven ({first_line(error)})")
+        return Digests(path / "nothing")
+
+
+def _gaps(path: Path, metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any] | None) -> Iterator[str]:
+    """The steps that must have been recorded, as later ones were or a checkpoint was made after them, and are not."""
+    saved = [marker.parent.name[5:11] for marker in path.glob("checkpoints/step_[0-9]*/COMPLETE")]
+    done = [*(row["step"] for row in metrics), *(int(step) for step in saved if step.isdecimal())]
+    done.append(int(number((summary or {}).get("steps")) or 0))
+    if lost := sorted(set(range(1, min(max(done), MOST_STEPS) + 1)) - {row["step"] for row in metrics}):
+        yield f"metrics.jsonl lacks steps {spans(lost)}: they are in no curve and no total"
+
+
+def _checks(path: Path, digests: Digests, problems: list[str]) -> Iterator[Mapping[str, Any]]:
+    checks = ((_json(path, digests, problems) or {}).get("checks")) if path.is_file() else None
     for check in checks if isinstance(checks, list) else []:
         if isinstance(check, Mapping) and isinstance(check.get("name"), str) and isinstance(check.get("detail"), str):
             yield check
-
-
-def spans(numbers: Sequence[int]) -> str:
-    """Ascending numbers in words: [1, 2, 3, 7] -> "1 to 3, 7"."""
-    parts: list[list[int]] = []
-    for each in numbers:
-        if parts and each == parts[-1][-1] + 1:
-            parts[-1].append(each)
-        else:
-            parts.append([each])
-    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]} to {part[-1]}" for part in parts)
 
 
 def names(runs: Sequence[StoredRun]) -> list[str]:
@@ -181,10 +208,10 @@ def _steps(folder: Path) -> Iterator[int]:
             yield int(digits)
 
 
-def _metrics(path: Path, problems: list[str]) -> list[Mapping[str, Any]]:
+def _metrics(path: Path, digests: Digests, problems: list[str]) -> list[Mapping[str, Any]]:
     """One row a step, in their order; of a step that is there twice the last."""
     by_step: dict[int, Mapping[str, Any]] = {}
-    for row in _lines(path, problems):
+    for row in _lines(path, digests, problems):
         step = row.get("step")
         if not isinstance(step, int) or isinstance(step, bool) or step < 1:
             problems.append(f"a line of {path.name} names no step and was left out")
@@ -195,8 +222,8 @@ def _metrics(path: Path, problems: list[str]) -> list[Mapping[str, Any]]:
     return [by_step[step] for step in sorted(by_step)]
 
 
-def _evaluations(path: Path, problems: list[str]) -> Iterator[Mapping[str, Any]]:
-    for row in _lines(path, problems):
+def _evaluations(path: Path, digests: Digests, problems: list[str]) -> Iterator[Mapping[str, Any]]:
+    for row in _lines(path, digests, problems):
         if _is_evaluation(row):
             yield row
         else:
@@ -226,9 +253,9 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _lines(path: Path, problems: list[str]) -> list[Mapping[str, Any]]:
+def _lines(path: Path, digests: Digests, problems: list[str]) -> list[Mapping[str, Any]]:
     try:
-        found = list(parsed_lines(path))
+        found = list(digests.lines(path))
     except OSError as error:
         problems.append(f"{path.name} could not be read ({first_line(error)})")
         return []
@@ -238,19 +265,23 @@ def _lines(path: Path, problems: list[str]) -> list[Mapping[str, Any]]:
     return [row for row in found if not isinstance(row, Exception)]
 
 
-def _json(path: Path, problems: list[str]) -> dict[str, Any] | None:
+def _json(path: Path, digests: Digests, problems: list[str]) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
+        if reason := digests.difference(path):
+            raise ValueError(reason)
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, RecursionError) as error:
         problems.append(f"{path.name} could not be read ({first_line(error)})")
         return None
 
 
-def _config(path: Path, problems: list[str]) -> dict[str, Any]:
+def _config(path: Path, digests: Digests, problems: list[str]) -> dict[str, Any]:
     try:
+        if reason := digests.difference(path):
+            problems.append(f"{reason}; what the report says of the settings may be wrong")
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         problems.append(f"{path.name} could not be read ({first_line(error)})")
         return {}

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
+
+from topd.run import parquet
 
 Numbers = np.ndarray[Any, np.dtype[np.float32]]
 Seen = Mapping[tuple[str, int], Mapping[str, Any]]
@@ -22,8 +23,6 @@ _STREAM_OF = {
 }
 _ROW = ("prompt_id", "domain", "prompt", "answer", "policy_version", "completion", "finish_reason", "reward")
 _MAY_BE_NULL = ("answer",)
-UNREADABLE = (OSError, pa.ArrowException, KeyError, ValueError, TypeError, AttributeError)
-"""What a table raises that is damaged, or is of another shape."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,25 +71,18 @@ class StoredStep:
 
 
 def read_step(path: Path, step: int, seen: Seen) -> StoredStep:
-    """Raises one of UNREADABLE for a file that is not there, damaged, or of another shape."""
-    return StoredStep(step=step, groups=tuple(_groups(_table(path), seen)))
+    """Raises one of parquet.UNREADABLE for a file that is not there, damaged, or of another shape."""
+    return StoredStep(step=step, groups=tuple(_groups(parquet.read(path), seen)))
 
 
 def read_updates(path: Path) -> Seen:
-    """Empty if there is no such file yet. Raises one of UNREADABLE as `read_step` does."""
+    """Empty if there is no such file yet. Raises one of parquet.UNREADABLE as `read_step` does."""
     if not path.exists():
         return {}
-    table = _table(path)
+    table = parquet.read(path)
     columns = {name: _cells(table[name]) for name in table.column_names}
     rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
     return {(row["prompt_id"], row["rollout"]): _update(row) for row in rows}
-
-
-def _table(path: Path) -> pa.Table:
-    if not path.is_file():
-        raise OSError(f"{path.name} is no file")
-    with path.open("rb") as file:  # pyarrow itself opens no name that is not UTF-8
-        return pq.read_table(file)
 
 
 def _groups(table: pa.Table, updates: Mapping[tuple[str, int], Mapping[str, Any]]) -> Iterator[StoredGroup]:
@@ -166,6 +158,8 @@ def _cells(column: pa.ChunkedArray) -> list[Any]:
     array = column.combine_chunks()
     if not pa.types.is_list(array.type):
         return array.to_pylist()
+    if array.values.null_count:
+        raise ValueError(f"{array.values.null_count} numbers are null")
     values = array.values.to_numpy(zero_copy_only=False)
     starts = array.offsets.to_numpy().tolist()
     valid = array.is_valid().to_pylist()

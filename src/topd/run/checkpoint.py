@@ -2,7 +2,8 @@
 
 A checkpoint folder is named after what it holds: step_000010 (ten steps done), step_000010_update_000003 (and three updates of
 the eleventh), so names sort as time goes. It is written beside, its marker last, and renamed; only a folder with the marker is
-ever read. Only safetensors and JSON are loaded. The rollouts of a step in progress are those in rollouts/.
+ever read. The marker holds the digests of the other files, and a checkpoint that differs from them is refused. Only safetensors
+and JSON are loaded. The rollouts of a step in progress are those in rollouts/.
 """
 
 import json
@@ -14,9 +15,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from topd.errors import ConfigError, RunStopped
+from topd.errors import ConfigError, RunStopped, first_line
 from topd.models.logprobs import Tokens
 from topd.models.proof import TOLERANCE, distance, make_probe, probe_logprobs
+from topd.run import digests
 from topd.run.files import PARTIAL, remove, replacing
 from topd.run.interrupt import uninterrupted
 from topd.trainer.step import Trainer
@@ -49,8 +51,9 @@ def save(folder: Path, trainer: Trainer, *, steps_done: int, keep: int, probe: S
             save_file(_optimizer_tensors(trainer), partial / "optimizer.safetensors")
             save_file(_report_tensors(trainer), partial / "reports.safetensors")
             state = _state(trainer, steps_done) | {"probe": _probe(trainer, probe or make_probe(trainer.policy.tokenizer))}
+            state["digests"] = True  # an empty marker beside this is a damaged one, not an older version's
             (partial / "state.json").write_text(json.dumps(state, indent=2), encoding="utf-8")
-            (partial / MARKER).touch()
+            (partial / MARKER).write_text(json.dumps({"sha256": digests.of_folder(partial)}, indent=2), encoding="utf-8")
         for old in complete(folder)[:-keep]:
             (old / MARKER).unlink()  # first, so that a kill cannot leave half a checkpoint with its marker
             remove(old)
@@ -69,11 +72,39 @@ def newest(folder: Path) -> Path | None:
     return found[-1] if found else None
 
 
+def is_proven(path: Path) -> bool:
+    """Whether a checkpoint holds digests of its files, as those of older versions do not."""
+    return (path / MARKER).stat().st_size > 0
+
+
+def damage(path: Path) -> str:
+    """How a checkpoint differs from what was saved; "" if it does not, or if it was saved without digests."""
+    try:
+        marker = (path / MARKER).read_text(encoding="utf-8")
+        if not marker:
+            has_lost_them = "digests" in json.loads((path / "state.json").read_text(encoding="utf-8"))
+            return f"{MARKER} is empty, and held digests" if has_lost_them else ""
+        return digests.difference(dict(json.loads(marker)["sha256"]), digests.of_folder(path, but=MARKER))
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        return f"{type(error).__name__}: {first_line(error)}"
+
+
+def _refusal(path: Path, reason: str) -> ConfigError:
+    before = [other for other in complete(path.parent) if other.name < path.name and not damage(other)]
+    remedy = "There is no whole one before it. Delete that folder, and the run begins anew with the rollouts that it stored."
+    if before:
+        known = "" if is_proven(before[-1]) else " as far as can be told"
+        remedy = f"Delete that folder to go on from {before[-1].name}, which is whole{known}."
+    return ConfigError(f"the checkpoint {path} is damaged, or another version wrote it: {reason}. {remedy}")
+
+
 def restore(path: Path, trainer: Trainer) -> int:
     """Put a checkpoint's weights, optimizer state and reports into the trainer; returns the number of whole steps done.
 
     Raises ConfigError for a damaged one, and RunStopped if the policy then gives other log-probs than it did when it was saved.
     """
+    if reason := damage(path):
+        raise _refusal(path, reason)
     try:
         state = json.loads((path / "state.json").read_text(encoding="utf-8"))
         saved = load_file(path / "policy.safetensors")
@@ -87,11 +118,8 @@ def restore(path: Path, trainer: Trainer) -> int:
         missing = trainer.trainable().keys() - saved.keys()
         if missing:
             raise KeyError(min(missing))
-    except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
-        raise ConfigError(
-            f"the checkpoint {path} is damaged, or another version wrote it ({type(error).__name__}: {error}). Delete that "
-            "folder to go on from the one before."
-        ) from error
+    except (OSError, ValueError, TypeError, KeyError, RecursionError, SafetensorError) as error:
+        raise _refusal(path, f"{type(error).__name__}: {first_line(error)}") from error
     with torch.no_grad():
         for name, parameter in trainer.trainable().items():
             parameter.copy_(saved[name])

@@ -1,8 +1,8 @@
 """The run folder: the only place a run writes to, and the only output format.
 
 config.toml  environment.json  vocabulary.parquet  probe.json  metrics.jsonl  evals.jsonl  rollouts/step_000001.parquet
-updates/step_000001.parquet  checkpoints/step_000010/  model/  summary.json, with a served teacher teacher_scores.sqlite,
-and with run.trackers trackers/
+updates/step_000001.parquet  checkpoints/step_000010/  model/  summary.json, digests.jsonl of all of them, with a served teacher
+teacher_scores.sqlite, and with run.trackers trackers/
 """
 
 import fcntl
@@ -20,8 +20,9 @@ from typing import Any
 
 from topd import config_file
 from topd.config import Config
-from topd.errors import ConfigError
-from topd.run.files import PARTIAL, append_line, flat, read_lines, remove, write_json, write_text
+from topd.errors import ConfigError, first_line
+from topd.run import digests
+from topd.run.files import PARTIAL, append_line, flat, remove, whole, write_json, write_text
 
 _ENDPOINT = "base_url|api_key_env|max_concurrent_requests|wait_s|timeout_s|patience_s|max_attempts|max_dropped_share"
 MAY_CHANGE = re.compile(
@@ -35,7 +36,7 @@ MAY_CHANGE = re.compile(
 SCORES = "teacher_scores.sqlite"
 """Answers of served teachers that are not in rollouts/ yet."""
 
-_TRACES = {".lock", SCORES, f"{SCORES}-wal", f"{SCORES}-shm", "handover"}
+_TRACES = {".lock", digests.NAME, SCORES, f"{SCORES}-wal", f"{SCORES}-shm", "handover"}
 """What may be in a folder before its run has begun."""
 
 
@@ -47,6 +48,9 @@ class RunDirectory:
         self.checkpoints = path / "checkpoints"
         self.model = path / "model"
         self.vocabulary = path / "vocabulary.parquet"
+        self.metrics_log = path / "metrics.jsonl"
+        self.evals_log = path / "evals.jsonl"
+        self.digests = digests.Digests(path)
 
     def begin(self, config: Config, data_sha256: str, held_out_sha256: str) -> None:
         """Record what runs here, once it is known that it can run; remove what an interrupted write left.
@@ -55,7 +59,7 @@ class RunDirectory:
         """
         recorded = self.path / "environment.json"
         now = {"data_sha256": data_sha256, "held_out_sha256": held_out_sha256}
-        before = json.loads(recorded.read_text(encoding="utf-8")) if recorded.is_file() else environment() | now
+        before = self._environment(recorded) if recorded.is_file() else environment() | now
         for key, what in (("data_sha256", "training"), ("held_out_sha256", "held-out")):
             if before.get(key, now[key]) != now[key]:
                 raise ConfigError(
@@ -64,12 +68,27 @@ class RunDirectory:
                 )
         for leftover in [*self.path.glob(f"*{PARTIAL}"), *self.path.glob(f"*/*{PARTIAL}")]:
             remove(leftover)
-        write_text(self.path / "config.toml", config_file.dump(config))
-        write_json(recorded, before)
+        self.digests.begin(self.metrics_log, self.evals_log)
+        write_text(self.path / "config.toml", config_file.dump(config), self.digests.note)
+        write_json(recorded, before, self.digests.note)
+
+    def _environment(self, path: Path) -> dict[str, Any]:
+        reason = self.digests.difference(path)
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+            reason = reason or ("" if isinstance(value, dict) else "it holds no JSON object")
+        except (OSError, ValueError, RecursionError) as error:
+            reason = reason or first_line(error)
+        if reason:
+            raise ConfigError(
+                f"{path} is damaged: {reason}. It holds the digests of the data that the run began with. Put it back; or delete "
+                "it, if you are sure that the data are the same, and the run goes on with the data of now."
+            )
+        return dict(value)
 
     def write_probe(self, checks: Sequence[Mapping[str, Any]]) -> None:
         """Record what the probe saw, for the report."""
-        write_json(self.path / "probe.json", {"checks": list(checks)})
+        write_json(self.path / "probe.json", {"checks": list(checks)}, self.digests.note)
 
     def rollouts(self, step: int) -> Path:
         return self.path / "rollouts" / f"step_{step:06d}.parquet"
@@ -78,24 +97,31 @@ class RunDirectory:
         return self.path / "updates" / f"step_{step:06d}.parquet"
 
     def add_metrics(self, row: Mapping[str, Any]) -> None:
-        append_line(self.path / "metrics.jsonl", row)
+        self._add(self.metrics_log, row)
 
     def add_evaluation(self, row: Mapping[str, Any]) -> None:
-        append_line(self.path / "evals.jsonl", row)
+        self._add(self.evals_log, row)
+
+    def _add(self, log: Path, row: Mapping[str, Any]) -> None:
+        self.digests.note_line(log, row)
+        append_line(log, row)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Raises ConfigError for a damaged line, as `evaluations` does."""
+        return whole(self.metrics_log, self.digests.lines(self.metrics_log))
 
     def evaluations(self) -> list[dict[str, Any]]:
-        return read_lines(self.path / "evals.jsonl")
+        return whole(self.evals_log, self.digests.lines(self.evals_log))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        write_json(self.path / "summary.json", summary)
+        write_json(self.path / "summary.json", summary, self.digests.note)
 
     def forget_after(self, step: int) -> None:
         """Drop the records of steps that a resumed run will do again."""
-        for name in ("metrics.jsonl", "evals.jsonl"):
-            path = self.path / name
-            kept = [line for line in read_lines(path) if line.get("step", 0) <= step]
+        for path, rows in ((self.metrics_log, self.metrics()), (self.evals_log, self.evaluations())):
+            kept = [row for row in rows if row.get("step", 0) <= step]
             if path.is_file():
-                write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+                write_text(path, "".join(json.dumps(row) + "\n" for row in kept))
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,12 @@ PARTIAL = ".partial"
 """Suffix of what is not complete yet. Nothing ever reads such a file; the next writer removes it."""
 
 
+Note = Callable[[Path, Path], None]
+"""Called with a path and with what is about to appear there (run/digests.py)."""
+
+
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, note: Note | None = None) -> Iterator[Path]:
     """A path to write to, beside `path`; renamed to it when the block ends well, removed otherwise.
 
     Raises RunStopped if the disk refuses; what was at `path` before is untouched then.
@@ -28,6 +32,8 @@ def replacing(path: Path) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         remove(partial)
         yield partial
+        if note is not None:
+            note(path, partial)
         flush(partial)
         if path.is_dir():  # a folder cannot be replaced by renaming: the old one steps aside first
             old = path.with_name(path.name + ".old" + PARTIAL)
@@ -42,23 +48,29 @@ def replacing(path: Path) -> Iterator[Path]:
             "then run the same command with --run.resume true."
         ) from error
     finally:
-        remove(partial)
+        with contextlib.suppress(OSError):  # what cannot be written cannot be removed; the first reason is the one to tell
+            remove(partial)
 
 
-def write_text(path: Path, text: str) -> None:
-    with replacing(path) as partial:
+def write_text(path: Path, text: str, note: Note | None = None) -> None:
+    with replacing(path, note) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+def write_json(path: Path, value: Mapping[str, Any], note: Note | None = None) -> None:
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n", note)
+
+
+def text_of(value: Mapping[str, Any]) -> str:
+    """A row as `append_line` writes it; a row that was read gives the same text."""
+    return json.dumps(value, allow_nan=False)
 
 
 def append_line(path: Path, value: Mapping[str, Any]) -> None:
     """One JSON object as a line at the end, in one write. A reader ignores a last line without its newline."""
     try:
         with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(value, allow_nan=False) + "\n")
+            file.write(text_of(value) + "\n")
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
@@ -69,12 +81,17 @@ def append_line(path: Path, value: Mapping[str, Any]) -> None:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The complete lines of a file made by `append_line`; empty if there is none. Raises ConfigError for a damaged one."""
-    lines = []
-    for number, line in enumerate(parsed_lines(path), 1):
+    return whole(path, parsed_lines(path))
+
+
+def whole(path: Path, lines: Iterable[dict[str, Any] | Exception]) -> list[dict[str, Any]]:
+    """The parsed lines of `path`, if none is an error. Raises ConfigError naming the first that is."""
+    rows = []
+    for number, line in enumerate(lines, 1):
         if isinstance(line, Exception):
             raise ConfigError(f"{path}, line {number} is damaged ({line}). Delete that line to go on.") from line
-        lines.append(line)
-    return lines
+        rows.append(line)
+    return rows
 
 
 def parsed_lines(path: Path) -> Iterator[dict[str, Any] | Exception]:
@@ -120,3 +137,14 @@ def remove(path: Path) -> None:
     else:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             path.unlink()
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Ascending numbers in words: [1, 2, 3, 7] -> "1 to 3, 7"."""
+    parts: list[list[int]] = []
+    for each in numbers:
+        if parts and each == parts[-1][-1] + 1:
+            parts[-1].append(each)
+        else:
+            parts.append([each])
+    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]} to {part[-1]}" for part in parts)

@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from topd.errors import ConfigError
-from topd.run.files import replacing
+from topd.errors import ConfigError, first_line
+from topd.run import parquet
+from topd.run.files import Note, replacing
 from topd.types import Credit, Prompt, Rollout, RolloutGroup, ScoredGroup, StepReport, TrainBatch
 
 _LOGPROBS = pa.list_(pa.float32())
@@ -50,16 +51,18 @@ UPDATES_SCHEMA = pa.schema(
 )
 
 
-def write(path: Path, groups: Sequence[ScoredGroup], credit: Credit) -> None:
+def write(path: Path, groups: Sequence[ScoredGroup], credit: Credit, note: Note | None = None) -> None:
     """Store a step. `num_grader_errors` counts the whole group and stands in each of its rows."""
     lengths = [len(completion) for scored in groups for completion in scored.group.completions]
     streams = zip(*(getattr(credit, name).split(lengths) for name in _CREDIT), strict=True)
     rows = [_row(scored, i, next(streams)) for scored in groups for i in range(len(scored.group.rollouts))]
-    with replacing(path) as partial:
+    with replacing(path, note) as partial:
         pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), partial, compression="zstd")
 
 
-def write_updates(path: Path, batches: Sequence[TrainBatch], reports: StepReport, *, policy_version: int) -> None:
+def write_updates(
+    path: Path, batches: Sequence[TrainBatch], reports: StepReport, *, policy_version: int, note: Note | None = None
+) -> None:
     """What the updates of a step saw, one row for every time that a completion was trained on, in the order of the updates.
 
     `policy_version`: updates made before the first of these. `update` counts from 1 over the whole run.
@@ -73,29 +76,55 @@ def write_updates(path: Path, batches: Sequence[TrainBatch], reports: StepReport
                 ratios, clipped = next(streams)
                 row = {"prompt_id": group.prompt_id, "rollout": i, "update": number}
                 rows.append({**row, "importance_ratios": ratios.numpy(), "clipped": clipped.numpy()})
-    with replacing(path) as partial:
+    with replacing(path, note) as partial:
         pq.write_table(pa.Table.from_pylist(rows, schema=UPDATES_SCHEMA), partial, compression="zstd")
 
 
-def read(path: Path, prompts: Sequence[Prompt]) -> list[ScoredGroup]:
-    """The groups of a step, in the order of its prompts, without those that were dropped. They carry the numbers as written."""
+def read(path: Path, prompts: Sequence[Prompt], reason: str = "") -> list[ScoredGroup]:
+    """The groups of a step, in the order of its prompts, without those that were dropped. They carry the numbers as written.
+
+    `reason`: why the file is known to be damaged, if it is. Raises ConfigError then, and for what no run writes.
+    """
     try:
-        table = pq.read_table(path, schema=SCHEMA)
-    except (OSError, pa.ArrowException) as error:
-        raise ConfigError(f"{path} is damaged ({error}). Delete it: the step is then sampled again.") from error
-    ragged = {field.name for field in SCHEMA if pa.types.is_list(field.type)}
-    columns = {name: _ragged(table[name]) if name in ragged else table[name].to_pylist() for name in SCHEMA.names}
+        if reason:
+            raise ValueError(reason)
+        table = parquet.read(path, SCHEMA)
+        ragged = {field.name for field in SCHEMA if pa.types.is_list(field.type)}
+        columns = {name: _ragged(table[name]) if name in ragged else table[name].to_pylist() for name in SCHEMA.names}
+        _check(columns)
+    except parquet.UNREADABLE as error:
+        raise ConfigError(f"{path} is damaged: {first_line(error)}. Delete it: the step is then sampled again.") from error
     rows_of: dict[str, list[int]] = {}
     for row, prompt_id in enumerate(columns["prompt_id"]):
         rows_of.setdefault(prompt_id, []).append(row)
-    if not rows_of or not rows_of.keys() <= {prompt.id for prompt in prompts}:
+    of_step = {prompt.id: list(prompt.token_ids) for prompt in prompts}
+    asked = zip(columns["prompt_id"], columns["prompt_ids"], strict=True)
+    if not rows_of or any(of_step.get(prompt_id) != token_ids.tolist() for prompt_id, token_ids in asked):
         raise ConfigError(f"{path} does not hold this step's prompts. Delete it: the step is then sampled again.")
     return [_group(prompt, columns, rows_of[prompt.id]) for prompt in prompts if prompt.id in rows_of]
 
 
+def _check(columns: Mapping[str, list[Any]]) -> None:
+    """Raise ValueError for a null that no run writes, and for a stream of another length than its completion."""
+    taught = any(stream is not None for stream in columns["teacher_logprobs"])
+    may_be_null = {"answer"} if taught else {"answer", "teacher_logprobs"}
+    lengths = [None if ids is None else len(ids) for ids in columns["completion_ids"]]
+    for name, cells in columns.items():
+        for row, cell in enumerate(cells):
+            if cell is None and name not in may_be_null:
+                raise ValueError(f"{name} is null in row {row}")
+            if isinstance(cell, torch.Tensor) and name != "prompt_ids":
+                if len(cell) != lengths[row]:
+                    raise ValueError(f"{name} has {len(cell)} numbers for {lengths[row]} tokens in row {row}")
+                if name.endswith("logprobs") and cell.isnan().any():
+                    raise ValueError(f"{name} holds a NaN in row {row}")
+
+
 def _ragged(column: pa.ChunkedArray) -> list[torch.Tensor | None]:
-    """One tensor per row, sharing one buffer; None where the row is null."""
+    """One tensor per row, sharing one buffer; None where the row is null. Raises ValueError for a null within a row."""
     array = column.combine_chunks()
+    if array.values.null_count:
+        raise ValueError(f"{array.values.null_count} numbers are null")
     values = torch.from_numpy(array.values.to_numpy(zero_copy_only=False).copy())
     starts = array.offsets.to_numpy().tolist()
     valid = array.is_valid().to_pylist()

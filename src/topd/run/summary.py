@@ -1,5 +1,7 @@
 """The end of a run: summary.json, and the table a person reads."""
 
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,29 +12,45 @@ from rich.text import Text
 from topd.config import Config
 from topd.run.catalogue import excluded
 from topd.run.directory import RunDirectory
-from topd.run.files import read_lines
+from topd.run.files import spans
 
 SHORT = ("avg_at_k", "ci95", "k", "problems")
 
 
-def summarise_run(config: Config, directory: RunDirectory) -> dict[str, Any]:
-    """Base, student and teacher on every benchmark; the first benchmark also at the top level."""
+def summarise_run(config: Config, directory: RunDirectory, due: Sequence[str] = ()) -> dict[str, Any]:
+    """Base, student and teacher on every benchmark; the first benchmark also at the top level. `due`: names of all benchmarks."""
     rows = directory.evaluations()
     names = list(dict.fromkeys(row["benchmark"] for row in rows))
     benchmarks = {name: _three([row for row in rows if row["benchmark"] == name], config.run.steps) for name in names}
-    metrics = read_lines(directory.path / "metrics.jsonl")
+    metrics = directory.metrics()
     first: dict[str, Any] = benchmarks[names[0]] if names else {"base": None, "student": None, "teacher": None}
     return {
         "algorithm": config.algorithm.type,
         "benchmark": names[0] if names else None,
         **{who: row and {key: row[key] for key in SHORT} for who, row in first.items()},
-        "steps": len(metrics),
+        "steps": config.run.steps,
+        "missing": gaps(config, directory, config.run.steps, due),
         "updates": metrics[-1]["policy_version"] if metrics else 0,
         "tokens": metrics[-1]["tokens/total"] if metrics else 0,
         "seconds": round(sum(row["seconds/step"] for row in metrics), 1),
         "peak_memory_gib": max((row["memory/peak"] for row in metrics), default=None),
         "benchmarks": benchmarks,
     }
+
+
+def gaps(config: Config, directory: RunDirectory, steps_done: int, benchmarks: Sequence[str]) -> list[str]:
+    """What metrics.jsonl and evals.jsonl should hold after so many steps and do not, one sentence each."""
+    done = {row["step"] for row in directory.metrics()}
+    lost = [step for step in range(1, steps_done + 1) if step not in done]
+    sentences = [f"metrics.jsonl lacks steps {spans(lost)}: their tokens and seconds are in no total"] if lost else []
+    there = {(row["model"], row["benchmark"], row["step"]) for row in directory.evaluations()}
+    every = config.eval.every_steps
+    due = [step for step in range(steps_done) if step == 0 or (every and step % every == 0)]  # the last one may be to come
+    models = {"student": due} | ({"teacher": due[:1]} if config.eval.teacher and config.teachers_by_name() else {})
+    for name, (model, steps) in itertools.product(benchmarks, models.items()):
+        if lost := [step for step in steps if (model, name, step) not in there]:
+            sentences.append(f"evals.jsonl lacks the {model} on {name} at steps {spans(lost)}")
+    return sentences
 
 
 def _three(rows: list[dict[str, Any]], steps: int) -> dict[str, Any]:
@@ -60,6 +78,8 @@ def print_summary(summary: dict[str, Any], path: Path, console: Console) -> None
         f"{summary['steps']} steps, {summary['updates']} updates, {summary['tokens']:,} tokens, {summary['seconds']:.0f} s, "
         f"peak memory {summary['peak_memory_gib'] or 0:.1f} GiB"
     )
+    for gap in summary["missing"]:
+        console.print(f"WARNING  {gap}", markup=False)
     console.print(f"model      {path / 'model'}", f"metrics    {path / 'metrics.jsonl'}", sep="\n", markup=False)
     console.print(f"rollouts   {path / 'rollouts'}", f"summary    {path / 'summary.json'}", sep="\n", markup=False)
     if (path / "report.html").is_file():

@@ -6,24 +6,42 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from topd.run.files import replacing
+from topd.errors import ConfigError, first_line
+from topd.run import parquet
+from topd.run.files import Note, replacing
 
 SCHEMA = pa.schema([("token_id", pa.int32()), ("text", pa.binary()), ("special", pa.bool_())])
 
 
-def write(path: Path, entries: Iterable[tuple[int, bytes, bool]]) -> None:
-    """Once a run: a file that is there is left alone. `entries`: as models/vocabulary.py gives them."""
-    if path.is_file():
-        return
+def write(path: Path, entries: Iterable[tuple[int, bytes, bool]], note: Note | None = None) -> None:
+    """Once a run. `entries`: as models/vocabulary.py gives them. Raises ConfigError if the file is there with others."""
     columns = list(zip(*entries, strict=True)) or [(), (), ()]
-    with replacing(path) as partial:
-        pq.write_table(pa.table(columns, schema=SCHEMA), partial, compression="zstd")
+    table = pa.table(columns, schema=SCHEMA)
+    if path.is_file():
+        _check(path, table)
+        return
+    with replacing(path, note) as partial:
+        pq.write_table(table, partial, compression="zstd")
+
+
+def _check(path: Path, table: pa.Table) -> None:
+    try:
+        stored = parquet.read(path, SCHEMA)
+        same = stored.equals(table)
+        reason = f"it holds {len(stored)} entries, the student's tokenizer {len(table)}" if len(stored) != len(table) else ""
+    except parquet.UNREADABLE as error:
+        same, reason = False, first_line(error)
+    if not same:
+        raise ConfigError(
+            f"{path} is damaged, or the student's tokenizer has changed: {reason or 'their entries differ'}. If the tokenizer is "
+            "the one that the run began with, delete that file: it is written anew."
+        )
 
 
 def read(path: Path) -> dict[int, tuple[bytes, bool]]:
-    """Token id -> (bytes, special). Raises OSError or pyarrow's ArrowException for a file that is not there or damaged."""
-    table = pq.read_table(path, schema=SCHEMA)
-    if any(table[name].null_count for name in SCHEMA.names):  # a column that is not there is read as nulls
+    """Token id -> (bytes, special). Raises one of parquet.UNREADABLE for a file that is not there or damaged."""
+    table = parquet.read(path, SCHEMA)
+    if any(table[name].null_count for name in SCHEMA.names):
         raise pa.ArrowInvalid("some entries are empty")
     columns = (table[name].to_pylist() for name in SCHEMA.names)
     return {token_id: (text, special) for token_id, text, special in zip(*columns, strict=True)}

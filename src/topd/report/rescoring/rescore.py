@@ -22,9 +22,9 @@ from topd.config import AlgorithmConfig
 from topd.errors import ConfigError, RunStopped
 from topd.report.rescoring.difference import FORMAT, Credited, Histogram, Joint, Row, binned, edges_for, row, sums_of
 from topd.report.rescoring.recredit import check_stored, credit_input, credited
-from topd.report.stored import StoredRun, read_run, spans
+from topd.report.stored import StoredRun, read_run
 from topd.report.stored_step import StoredStep
-from topd.run.files import write_json
+from topd.run.files import spans, write_json
 
 TOLERANCE = 1e-5
 """How far a recomputed advantage may be from the stored one, times max(1, |advantage|)."""

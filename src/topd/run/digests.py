@@ -1,0 +1,128 @@
+"""digests.jsonl: what every file of a run folder was when it was written, so that damage on disk shows when it is read.
+
+A digest is noted before the file appears under its name, so that a kill in between leaves no file without one. A file that is
+written anew has several, and is whole if it is any of them. Of metrics.jsonl and evals.jsonl every line has its own. A
+checkpoint's digests are in its marker, so that they go where the folder goes.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from topd.errors import ConfigError
+from topd.run.files import append_line, parsed_lines, text_of, write_text
+
+NAME = "digests.jsonl"
+
+
+def sha256(path: Path) -> str:
+    """Of a file's bytes, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def of_folder(folder: Path, *, but: str = "") -> dict[str, str]:
+    """Path within the folder -> SHA-256, of all its files but one, in the order of their names."""
+    names = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
+    return {name: sha256(folder / name) for name in names if name != but}
+
+
+def difference(written: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """The first file in which two results of `of_folder` differ, and how; "" if none does."""
+    for name in sorted(written.keys() | now.keys()):
+        if name not in now:
+            return f"{name} is missing"
+        if name not in written:
+            return f"{name} was not there when it was written"
+        if written[name] != now[name]:
+            return _apart(name, now[name], [written[name]])
+    return ""
+
+
+class Digests:
+    """The digests of one run folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.path = folder / NAME
+        self._known: dict[str, set[str]] = {}
+        for line in parsed_lines(self.path):
+            if not isinstance(line, Exception) and isinstance(line.get("file"), str) and isinstance(line.get("sha256"), str):
+                self._known.setdefault(line["file"], set()).add(line["sha256"])
+
+    @property
+    def exist(self) -> bool:
+        """Whether the folder has any; those of older versions have none, and nothing in them is proven."""
+        return bool(self._known)
+
+    def knows(self, path: Path) -> bool:
+        return self._name(path) in self._known
+
+    def note(self, path: Path, written: Path) -> None:
+        """What will be `path` is in `written` now: a file, or a folder of files."""
+        if written.is_file():
+            self._add(self._name(path), sha256(written))
+            return
+        for name, digest in of_folder(written).items():
+            self._add(self._name(path / name), digest)
+
+    def note_line(self, path: Path, value: Mapping[str, Any]) -> None:
+        """What `append_line` is about to add."""
+        self._add(self._name(path), _of_line(value))
+
+    def difference(self, path: Path) -> str:
+        """How a file differs from what was written; "" if it does not, if it is not there, or if nothing is known of it."""
+        known = self._known.get(self._name(path))
+        if not known or not path.is_file():
+            return ""
+        now = sha256(path)
+        return "" if now in known else _apart(path.name, now, sorted(known))
+
+    def lines(self, path: Path) -> Iterator[dict[str, Any] | Exception]:
+        """As `parsed_lines`, with an error also in the place of a line that nobody wrote."""
+        known = self._known.get(self._name(path))
+        for line in parsed_lines(path):
+            if known and not isinstance(line, Exception) and _of_line(line) not in known:
+                yield ValueError("it is not a line that was written")
+            else:
+                yield line
+
+    def begin(self, *logs: Path) -> None:
+        """Make the file anew, without a line that was cut off. The lines that are in `logs` of an older version become known."""
+        for log in [] if self.exist else logs:
+            for line in parsed_lines(log):
+                if not isinstance(line, Exception):
+                    self._known.setdefault(self._name(log), set()).add(_of_line(line))
+        rows = [{"file": name, "sha256": digest} for name, known in sorted(self._known.items()) for digest in sorted(known)]
+        write_text(self.path, "".join(json.dumps(row) + "\n" for row in rows))
+
+    def check_folder(self, folder: Path, where: str) -> None:
+        """Raise ConfigError if a file of a folder that was noted is not what was written."""
+        for file in sorted(folder.rglob("*")) if self.exist else ():
+            if reason := self.difference(file):
+                raise ConfigError(
+                    f"{where} is damaged: {reason}. Put a whole copy in its place; or delete {folder}, and run the command that "
+                    "made it again with --run.resume true, which writes it anew."
+                )
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self.folder).as_posix()
+
+    def _add(self, name: str, digest: str) -> None:
+        known = self._known.setdefault(name, set())
+        if digest not in known:
+            append_line(self.path, {"file": name, "sha256": digest})
+            known.add(digest)
+
+
+def _of_line(value: Mapping[str, Any]) -> str:
+    try:
+        return hashlib.sha256(text_of(value).encode()).hexdigest()
+    except ValueError:  # a NaN, which is never written
+        return ""
+
+
+def _apart(name: str, now: str, written: list[str]) -> str:
+    return f"{name} is not what was written (its SHA-256 begins with {now[:12]}, not with {' or '.join(w[:12] for w in written)})"
