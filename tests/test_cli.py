@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import tomli_w
 from tests.e2e.tiny import tiny_config
 from topd import config_file
 from topd.cli import main
+from topd.errors import first_line
 from topd.models.load import BUILTIN
 
 
@@ -232,3 +234,56 @@ def test_output_that_cannot_be_written_is_said_in_one_line() -> None:
     assert done.returncode == 3
     assert done.stderr.startswith("topd: the output could not be written")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_weights_of_another_shape_are_named(tmp_path: Path, config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = shutil.copytree(BUILTIN / "tiny-student", tmp_path / "student")
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, "intermediate_size": settings["intermediate_size"] + 8}))
+    assert main(["train", config, "--student.name", str(folder)]) == 2
+    message = capsys.readouterr().err
+    assert "mlp.down_proj.weight has shape [" in message
+    assert "its config.json asks for [" in message
+    assert "report" not in message
+
+
+def test_a_librarys_list_is_not_cut_off_at_its_colon() -> None:
+    said = "Couldn't instantiate the backend tokenizer from one of: \n(1) a file, \n(2) a slow tokenizer.\n"
+    assert first_line(ValueError(said)).endswith("from one of: (1) a file, (2) a slow tokenizer.")
+    assert first_line(ValueError("one\ntwo")) == "one"
+    assert first_line(ValueError()) == "ValueError"
+
+
+def test_a_section_given_whole_and_its_keys_keep_their_order(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    section = '{ directory = "a", steps = 7 }'
+    for words, steps in (
+        (["--run", section, config, "--run.steps", "3"], 3),
+        ([config, "--run.steps", "3", "--run", section], 7),
+        ([config, "--run.steps", "3", f"--run={section}"], 7),
+    ):
+        assert main(["config", *words]) == 0
+        assert f"steps = {steps}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("moment", ["during an import", "between"])
+def test_a_signal_before_the_run_begins_ends_with_a_word(tmp_path: Path, signum: signal.Signals, moment: str) -> None:
+    """What is imported sends it, and swallows whatever is raised in it; or a function sends it."""
+    send = f"os.kill(os.getpid(), {int(signum)})"
+    text = f"try: {send}\nexcept BaseException: pass" if moment == "during an import" else f"def send(*_): {send}"
+    (tmp_path / "sender.py").write_text(f"import os\n{text}\nsend = globals().get('send', lambda *_: 0)\n")
+    (tmp_path / "start.py").write_text(
+        "import sys\nfrom topd import cli\n"
+        "def command(*_):\n    import sender\n    return sender.send()\n"
+        "cli._config = command\nsys.exit(cli.main(['config', '--keys']))\n"
+    )
+    done = subprocess.run([sys.executable, str(tmp_path / "start.py")], capture_output=True, text=True)
+    assert done.returncode == 130, done.stderr
+    assert done.stderr.startswith("topd: interrupted")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_signals_are_handled_as_before_once_the_command_is_done() -> None:
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    assert main([]) == 0
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.tiny import tiny_config
-from topd import config_file
+from topd import config_file, config_words
 from topd.algorithms import available, load
 from topd.errors import ConfigError
 
@@ -280,3 +280,74 @@ def test_several_teachers_are_read_written_and_named_in_errors(tmp_path: Path) -
 
 def test_no_teacher_of_either_form_is_an_error_for_an_algorithm_that_needs_one(tmp_path: Path) -> None:
     assert "[teacher] is missing" in error_of(tmp_path, teacher=None, teachers={})
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("trainer.lr", "trainer.learning_rate"),
+        ("rollout.lr", "trainer.learning_rate"),
+        ("lr", "trainer.learning_rate"),
+        ("trainer.num_train_epochs", "trainer.epochs"),
+        ("algorithm.epochs", "trainer.epochs"),
+        ("trainer.epoch", "trainer.epochs"),
+        ("trainer.batch_size", "trainer.minibatch_prompts"),
+        ("rollout.batch_size", "rollout.prompts_per_step"),
+        ("trainer.per_device_train_batch_size", "trainer.minibatch_prompts"),
+        ("rollout.num_generations", "rollout.group_size"),
+        ("rollout.max_tokens", "rollout.max_completion_tokens"),
+        ("eval.max_new_tokens", "eval.max_completion_tokens"),
+        ("trainer.max_length", "rollout.max_completion_tokens"),
+        ("student.model", "student.name"),
+        ("teacher.model", "teacher.name"),
+        ("model", "student.name"),
+        ("run.output_dir", "run.directory"),
+        ("trainer.max_steps", "run.steps"),
+    ],
+)
+def test_words_of_other_trainers_suggest_the_key(tmp_path: Path, key: str, meant: str) -> None:
+    assert f"unknown key '{key}'. Did you mean '{meant}'?" in error_of(tmp_path, f"--{key}", "3")
+
+
+@pytest.mark.parametrize("key", ["trainer.kl_coef", "algorithm.beta"])
+def test_what_topd_does_not_have_is_said(tmp_path: Path, key: str) -> None:
+    assert f"unknown key '{key}'. There is no penalty against a reference model" in error_of(tmp_path, f"--{key}", "0.1")
+
+
+def test_unknown_sections_are_named_with_the_right_one(tmp_path: Path) -> None:
+    assert "unknown key 'training'. Did you mean the section [trainer]?" in error_of(tmp_path, "--training.lr", "1")
+    assert "unknown key 'rolout'. Did you mean the section [rollout]?" in error_of(tmp_path, "--rolout.n", "1")
+    assert "unknown key 'zebra'. The sections are student, teacher," in error_of(tmp_path, "--zebra.x", "1")
+
+
+def test_every_word_of_other_trainers_leads_to_a_key() -> None:
+    keys = {key for key, _ in config_file.all_settings()}
+    assert set(config_words.ALSO_CALLED) <= keys
+    assert set(config_words.SECTIONS) == {key.partition(".")[0] for key in keys} - {"teachers"}
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 2000 + "]" * 2000, "a = " + "{a = " * 2000 + "1" + "}" * 2000])
+def test_a_file_or_value_nested_without_end_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "deep.toml").write_text(text)
+    with pytest.raises(ConfigError, match="is nested too deeply to be read"):
+        config_file.load(tmp_path / "deep.toml")
+    assert "--task is nested too deeply to be read" in error_of(tmp_path, "--task", text.removeprefix("a = "))
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.toml").write_text("")
+
+    def refuse(*_: object, **__: object) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(ConfigError, match=r"mine\.toml cannot be read: Permission denied"):
+        config_file.load(tmp_path / "mine.toml")
+    with pytest.raises(ConfigError, match="no configuration file at"):
+        config_file.find("x" * 5000)
+
+
+def test_of_a_section_and_its_keys_the_later_word_holds(tmp_path: Path) -> None:
+    section = ["--run", '{ directory = "a", steps = 7 }']
+    assert config_file.load(tiny_config(tmp_path), [*section, "--run.steps", "3"]).run.steps == 3
+    assert config_file.load(tiny_config(tmp_path), ["--run.steps", "3", *section]).run.steps == 7

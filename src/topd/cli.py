@@ -8,20 +8,26 @@ import json
 import logging
 import os
 import re
+import signal
 import sys
+import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 
 from topd.cli_options import DEFAULT_TOKEN_ENV, REPORT_PORT, explain_options, report_options, rescore_options, serve_options
+from topd.config_words import SECTIONS
 
 EXIT_INTERRUPTED = 130
 EXIT_STOPPED = 3
+_SECTIONS = (*SECTIONS, "teachers")
 
 OVERRIDES = """
 settings:
   Any setting of the configuration may follow as --section.key value (or --section.key=value), for example
     --algorithm.alpha 0.1  --run.directory runs/alpha01  --eval.every_steps 0
-  Values are read as TOML; what is not TOML is a string. `topd config --keys` lists all keys.
+  Values are read as TOML; what is not TOML is a string. A whole section, as --run '{ directory = "a", steps = 4 }', replaces
+  that section. Of two words that set the same, the later one holds. `topd config --keys` lists all keys.
 
 exit codes: 0 done; 2 the input cannot be used; 3 stopped by a failure, resumable; 130 interrupted, saved, resumable
 """
@@ -52,7 +58,12 @@ exit codes: 0 stopped by SIGINT or SIGTERM; 2 the model, the port or an option c
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    words, overrides = _split(sys.argv[1:] if argv is None else argv)
+    with _early_signals():
+        return _main(sys.argv[1:] if argv is None else argv)
+
+
+def _main(words: Sequence[str]) -> int:
+    words, overrides = _split(words)
     arguments, rest = _parser().parse_known_args(words)
     rest += overrides
     if arguments.command is None:
@@ -81,14 +92,39 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
 
 
+@contextlib.contextmanager
+def _early_signals() -> Iterator[None]:
+    """Inside, SIGINT and SIGTERM end the command with a word. A run, a server and a watched report have their own handlers."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        while frame is not None:
+            if frame.f_code.co_filename.startswith("<frozen importlib"):  # an import may swallow an exception, or crash from it
+                os.write(2, b"topd: interrupted, before anything was done\n")
+                os._exit(EXIT_INTERRUPTED)
+            frame = frame.f_back
+        raise KeyboardInterrupt
+
+    before = {signum: signal.signal(signum, stop) for signum in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
 def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The command's own words, and the overrides `--a.b value` and `--a.b=value`, which may stand anywhere."""
+    """The command's own words, and the overrides `--a.b value`, `--a.b=value` and `--a {...}`, which may stand anywhere."""
     own: list[str] = []
     overrides: list[str] = []
     rest = list(words)
     while rest:
         word = rest.pop(0)
-        is_override = re.match(r"--[\w-]+\.[\w.-]+(=|$)", word) is not None
+        key, _, value = word.removeprefix("--").partition("=")
+        is_section = word.startswith("--") and key in _SECTIONS and (value or "".join(rest[:1])).startswith(("{", "["))
+        is_override = re.match(r"--[\w-]+\.[\w.-]+(=|$)", word) is not None or is_section
         (overrides if is_override else own).append(word)
         if is_override and "=" not in word and rest:
             overrides.append(rest.pop(0))

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from topd import algorithms
 from topd.config import AlgorithmConfig, Config
 from topd.config_rules import broken_rules
+from topd.config_words import hint
 from topd.errors import ConfigError
 
 SHIPPED = Path(__file__).parent / "configs"
@@ -42,12 +43,12 @@ def load(source: Config | str | Path | Mapping[str, Any], overrides: Sequence[st
 def find(source: str | Path) -> Path:
     """Path of a configuration: a file, or the name of one that ships with the package."""
     path = Path(source)
+    shipped = SHIPPED / f"{path.name.removesuffix('.toml')}.toml"
     with contextlib.suppress(OSError, ValueError):  # a name too long, or with a NUL, is no file
         if path.is_file():
             return path
-    shipped = SHIPPED / f"{path.name.removesuffix('.toml')}.toml"
-    if path.name == str(source) and shipped.is_file():
-        return shipped
+        if path.name == str(source) and shipped.is_file():
+            return shipped
     names = sorted(file.stem for file in SHIPPED.glob("*.toml"))
     raise ConfigError(
         f"no configuration file at '{source}'.{_did_you_mean(path.stem, names)} Give the path of a TOML file, or the name of a "
@@ -111,8 +112,14 @@ def _section_types(annotation: Any) -> Iterator[type[BaseModel]]:
 def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}. Mend that line; strings need quotes.") from None
+    except RecursionError:
+        raise ConfigError(
+            f"{path} is nested too deeply to be read. A configuration has sections of keys; remove the rest."
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}. Give a TOML file that you may read.") from None
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}. Fix that line; strings need quotes.") from None
 
 
 def parse_overrides(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
@@ -129,7 +136,9 @@ def parse_overrides(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
             value = rest.pop(0)
         try:
             yield key, tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
+        except RecursionError:
+            raise ConfigError(f"--{key} is nested too deeply to be read. Give a plain value.") from None
+        except ValueError:
             yield key, value
 
 
@@ -166,12 +175,9 @@ def _explain_unknown(location: tuple[Any, ...], tree: Mapping[str, Any]) -> str:
     if owners:
         remedy = f"Remove it, or set algorithm.type to {' or '.join(owners)}."
         return f"unknown key '{dotted}': algorithm.type = \"{tree['algorithm']['type']}\" has no such setting. {remedy}"
-    siblings = [key for key, _ in all_settings() if key != dotted]
-    name = str(location[-1])
-    elsewhere = [key for key in siblings if key.rsplit(".", 1)[-1] == name]
-    elsewhere.sort(key=lambda key: key.count("."))
-    hint = f" Did you mean '{elsewhere[0]}'?" if elsewhere else _did_you_mean(dotted, siblings)
-    return f"unknown key '{dotted}'.{hint} `topd config --keys` lists every key."
+    keys = [key for key, _ in all_settings() if key != dotted]
+    is_section = isinstance(tree.get(str(location[0])), Mapping)
+    return f"unknown key '{dotted}'.{hint(dotted, keys, is_section=is_section)} `topd config --keys` lists every key."
 
 
 def _explain_value(location: tuple[Any, ...], problem: Any) -> str:

@@ -8,8 +8,9 @@ class TopdError(Exception):
 
 
 def first_line(error: BaseException) -> str:
-    """What a library's exception says, in one line; its type if it says nothing."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """What a library's exception says, in one line; its type if it says nothing. A list after a colon belongs to that line."""
+    first, *others = (str(error).strip() or type(error).__name__).splitlines()
+    return " ".join(f"{first} {' '.join(others)}".split())[:400] if first.rstrip().endswith(":") else first
 
 
 class ConfigError(TopdError, ValueError):

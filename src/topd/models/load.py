@@ -20,6 +20,8 @@ from topd.models.rotary import fix_rotary
 from topd.run.digests import Digests
 
 BUILTIN = Path(__file__).parent.parent / "builtin"
+_UNSEEN = "For details look at the `CONVERSION` entries of the above report!"
+"""What transformers says of a log that is not shown."""
 
 
 def load(name: str, *, dtype: Dtype, device: torch.device, role: str) -> LanguageModel:
@@ -34,13 +36,24 @@ def load(name: str, *, dtype: Dtype, device: torch.device, role: str) -> Languag
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         module, info = AutoModelForCausalLM.from_pretrained(
-            source, dtype=getattr(torch, dtype), output_loading_info=True, use_safetensors=True, trust_remote_code=False
+            source,
+            dtype=getattr(torch, dtype),
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below, by name; transformers names them in a log that nobody sees
+            use_safetensors=True,
+            trust_remote_code=False,
         )
     except Exception as error:  # a broken folder can fail anywhere in transformers, in any way
+        reason = first_line(error).replace(_UNSEEN, "").rstrip(". ")
         raise ConfigError(
-            f'{role}.name = "{name}" cannot be loaded: {first_line(error)}. The folder must hold config.json, '
+            f'{role}.name = "{name}" cannot be loaded: {reason}. The folder must hold config.json, '
             "complete model.safetensors and a tokenizer; copy it again, or give another model."
         ) from error
+    for key, stored, wanted in sorted(info["mismatched_keys"]):
+        raise ConfigError(
+            f'{role}.name = "{name}": its weight {key} has shape {list(stored)}, and its config.json asks for {list(wanted)}. '
+            "Config and weights are of two models; copy the folder again."
+        )
     if info["missing_keys"]:
         some = ", ".join(sorted(info["missing_keys"])[:3])
         raise ConfigError(

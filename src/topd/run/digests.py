@@ -8,6 +8,7 @@ checkpoint's digests are in its marker, so that they go where the folder goes.
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ def sha256(path: Path) -> str:
 def of_folder(folder: Path, *, but: str = "") -> dict[str, str]:
     """Path within the folder -> SHA-256, of all its files but one, in the order of their names."""
     names = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
-    return {name: sha256(folder / name) for name in names if name != but}
+    names = [name for name in names if name != but]
+    with ThreadPoolExecutor() as pool:  # hashing lets go of the interpreter
+        return dict(zip(names, pool.map(lambda name: sha256(folder / name), names), strict=True))
 
 
 def difference(written: Mapping[str, str], now: Mapping[str, str]) -> str:

@@ -24,7 +24,9 @@ from topd.errors import ConfigError, first_line
 from topd.run import digests
 from topd.run.files import PARTIAL, append_line, flat, remove, whole, write_json, write_text
 
-_ENDPOINT = "base_url|api_key_env|max_concurrent_requests|wait_s|timeout_s|patience_s|max_attempts|max_dropped_share"
+_ENDPOINT = (
+    "base_url|one_server_per_url|api_key_env|max_concurrent_requests|wait_s|timeout_s|patience_s|max_attempts|max_dropped_share"
+)
 MAY_CHANGE = re.compile(
     r"run\.(resume|checkpoint_every|keep_checkpoints|steps|device|directory|trackers)|eval\.teacher"
     rf"|(teacher|teachers\.[^.]+|rollout)\.({_ENDPOINT}|weights|weights_directory)"
@@ -190,8 +192,10 @@ def _check_claim(path: Path, config: Config) -> None:
 def _check_unchanged(recorded: Path, config: Config) -> None:
     try:
         before = flat(tomllib.loads(recorded.read_text(encoding="utf-8")))
-    except ValueError as error:
-        raise ConfigError(f"{recorded} is damaged ({error}). Put the run's configuration back to go on with it.") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"{recorded} is damaged ({first_line(error)}). Put the run's configuration back to go on with it."
+        ) from error
     now = flat(tomllib.loads(config_file.dump(config)))
     changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
     refused = [key for key in changed if not MAY_CHANGE.fullmatch(key)]
