@@ -80,8 +80,11 @@ def _main(words: Sequence[str]) -> int:
         print(f"topd: {error}", file=sys.stderr)
         return error.exit_code
     except OSError as error:
-        if arguments.debug or error.errno not in (errno.ENOSPC, errno.EIO) or error.filename is not None:
+        if arguments.debug or (error.errno not in (errno.ENOSPC, errno.EIO) and error.filename is None):
             raise
+        if error.filename is not None:  # a file that nobody expected to fail
+            print(f"topd: {error.filename}: {error.strerror}. Mend that and try again; --debug shows where.", file=sys.stderr)
+            return EXIT_STOPPED
         print(f"topd: the output could not be written: {error.strerror}. Free some space, or send it elsewhere.", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered would fail again at the exit
         return EXIT_STOPPED

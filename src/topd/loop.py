@@ -45,11 +45,11 @@ def run(config: Config, display: Display | None = None) -> dict[str, Any]:
         with naming_memory(), trackers, contextlib.closing(assemble(config, cache_path=directory.path / SCORES)) as parts:
             checks = probe(parts)
             require(checks)
-            directory.begin(config, parts.prompts.sha256(), benchmarks_sha256(parts.benchmarks))
+            lost = directory.begin(config, parts.prompts.sha256(), benchmarks_sha256(parts.benchmarks))
             directory.write_probe([dataclasses.asdict(check) for check in checks])
             vocabulary.write(directory.vocabulary, entries(parts.policy), directory.digests.note)
-            for warning in [f"WARNING  {check.name}: {check.detail}" for check in checks if check.warning]:
-                display.line(warning)
+            for warning in [*lost, *(f"{check.name}: {check.detail}" for check in checks if check.warning)]:
+                display.line(f"WARNING  {warning}")
             return Run(parts, directory, display, trackers).to_the_end()
 
 

@@ -522,16 +522,16 @@ def flip(file: Path, where: float = 0.5) -> None:
 @pytest.mark.parametrize(
     ("file", "says"),
     [
-        ("rollouts/step_000001.parquet", "rollouts of step 1 could not be read (step_000001.parquet is not what was written"),
-        ("updates/step_000001.parquet", "importance ratios of step 1 could not be read (step_000001.parquet is not what was"),
+        ("rollouts/step_000001.parquet", "rollouts of step 1 could not be read (it is not what was written"),
+        ("updates/step_000001.parquet", "importance ratios of step 1 could not be read (it is not what was"),
         (
             "vocabulary.parquet",
-            "vocabulary.parquet could not be read, so tokens are shown by their ids (vocabulary.parquet is not",
+            "vocabulary.parquet could not be read, so tokens are shown by their ids (it is not what",
         ),
         ("environment.json", "environment.json could not be read ("),
         ("summary.json", "summary.json could not be read ("),
         ("probe.json", "probe.json could not be read ("),
-        ("config.toml", "config.toml is not what was written"),
+        ("config.toml", "config.toml: it is not what was written"),
     ],
 )
 def test_a_flipped_bit_is_named_and_never_shown_as_right(trained: Path, tmp_path: Path, file: str, says: str, where: float):
@@ -564,7 +564,20 @@ def test_steps_that_were_deleted_at_the_end_are_named(trained: Path, tmp_path: P
 
 def test_a_folder_without_digests_is_read_and_not_called_proven(trained: Path, tmp_path: Path) -> None:
     shutil.copytree(trained, tmp_path / "run")
-    assert read_run(tmp_path / "run").digests is not None
+    assert not read_run(tmp_path / "run").digests.lost
     (tmp_path / "run/digests.jsonl").unlink()
     run = everything(read_run(tmp_path / "run"))
-    assert (run.digests, run.problems, len(run.metrics)) == (None, [], 2)
+    assert run.digests.lost.startswith("there is no digests.jsonl with digests (an older version wrote this folder")
+    assert (run.problems, len(run.metrics)) == ([], 2)
+    (tmp_path / "run/digests.jsonl").mkdir()
+    assert "(digests.jsonl is no file)" in read_run(tmp_path / "run").digests.lost
+
+
+def test_what_the_run_wrote_and_is_not_there_is_named(trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained, tmp_path / "run")
+    for name in ("environment.json", "summary.json"):
+        (tmp_path / "run" / name).unlink()
+    assert read_run(tmp_path / "run").problems == [
+        "summary.json is not there, although the run wrote it",
+        "environment.json is not there, although the run wrote it",
+    ]

@@ -61,7 +61,7 @@ def test_a_flipped_bit_anywhere_in_a_checkpoint_is_refused(saved: Path, trainer,
 def test_what_is_missing_added_or_edited_in_a_checkpoint_is_named(saved: Path, trainer) -> None:
     state = json.loads((saved / "state.json").read_text())
     (saved / "state.json").write_text(json.dumps(state | {"policy_version": 7}))
-    with pytest.raises(ConfigError, match=r"state\.json is not what was written \(its SHA-256 begins with"):
+    with pytest.raises(ConfigError, match=r"state\.json: it is not what was written \(its SHA-256 begins with"):
         checkpoint.restore(saved, trainer)
     (saved / "optimizer.safetensors").rename(saved / "moved")
     with pytest.raises(ConfigError, match=r"moved was not there when it was written"):
@@ -120,7 +120,9 @@ def test_whole_rollouts_are_taken_without_a_word(directory: RunDirectory, step: 
 @pytest.mark.parametrize("where", [0.01, 0.3, 0.6, 0.99])
 def test_a_flipped_bit_in_stored_rollouts_is_refused(directory: RunDirectory, step: Path, groups, where: float) -> None:
     flip(step, where)
-    with pytest.raises(ConfigError, match=r"step_000001\.parquet is not what was written.*Delete it: the step is then sampled"):
+    with pytest.raises(
+        ConfigError, match=r"step_000001\.parquet is damaged: it is not what was written.*Delete it: the step is then sampled"
+    ):
         stored(directory, groups)
 
 
@@ -277,5 +279,40 @@ def test_a_flipped_bit_in_a_runs_model_is_refused_where_it_is_loaded(directory: 
     directory.digests.note(directory.model, directory.model)
     assert load(str(directory.model), dtype="float32", device=torch.device("cpu"), role="student").vocab_size
     flip(directory.model / "model.safetensors", 0.9)
-    with pytest.raises(ConfigError, match=r'student\.name = ".*" is damaged: model\.safetensors is not what was written'):
+    with pytest.raises(ConfigError, match=r'student\.name = ".*" is damaged: model\.safetensors: it is not what was written'):
         load(str(directory.model), dtype="float32", device=torch.device("cpu"), role="student")
+
+
+def test_a_resumed_run_says_what_is_not_there(tmp_path: Path) -> None:
+    def begin(**changes: object) -> list[str]:
+        config = config_file.load(tiny_config(tmp_path / "run", **changes))
+        with open_run(config) as folder:
+            return folder.begin(config, "digest", "held-out digest")
+
+    assert begin() == begin(run__resume=True) == []
+    for name in ("digests.jsonl", "environment.json"):
+        (tmp_path / "run" / name).unlink()
+    digests, data = begin(run__resume=True)
+    assert digests.startswith("there is no digests.jsonl with digests (an older version wrote this folder, or it was deleted)")
+    assert data == "environment.json is not there: that the data are those of before is not proven"
+    assert begin(run__resume=True) == []
+    (tmp_path / "run/config.toml").write_text("")
+    with pytest.raises(ConfigError, match=r"config\.toml is damaged: it is not what was written"):
+        begin(run__resume=True)
+
+
+def test_a_folder_in_the_place_of_a_log_is_named_before_anything_is_trained(directory: RunDirectory) -> None:
+    directory.metrics_log.mkdir()
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl cannot be read: metrics\.jsonl is no file"):
+        directory.forget_after(0)
+
+
+def test_a_run_that_goes_on_while_it_is_read_is_not_called_damaged(directory: RunDirectory) -> None:
+    """The reader's digests are older than the last line and file."""
+    record(directory, 1)
+    directory.write_summary({"a": 1})
+    reader = Digests(directory.path)
+    directory.add_metrics({"step": 2})
+    directory.write_summary({"a": 2})
+    assert [row["step"] for row in reader.lines(directory.metrics_log)] == [1, 2]
+    assert reader.difference(directory.path / "summary.json") == ""

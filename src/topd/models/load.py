@@ -155,8 +155,9 @@ def _resolve(name: str, role: str) -> str:
     if name.endswith(".gguf"):
         return str(gguf.convert(Path(name), role))
     looks_like_path = name.startswith((".", "/", "~")) or name.count("/") != 1
-    if Path(name).expanduser().is_dir():
-        return str(Path(name).expanduser())
+    with contextlib.suppress(OSError, ValueError, RuntimeError):  # too long, a NUL, no such user: no folder
+        if Path(name).expanduser().is_dir():
+            return str(Path(name).expanduser())
     if looks_like_path:
         raise ConfigError(
             f'{role}.name = "{name}" is no folder (looked from {Path.cwd()}). Give the path of a Hugging Face model folder, a '

@@ -26,7 +26,7 @@ from topd.report.charts import COLORS, axes, charts, legend
 from topd.report.health.checks import verdicts
 from topd.report.lens import MAX_TOKENS, Held, hold
 from topd.report.rescoring.figures import rescored
-from topd.report.stored import StoredRun, names, number, read_run
+from topd.report.stored import StoredRun, folder_at, names, number, read_run
 from topd.report.stored_step import StoredStep
 from topd.run.catalogue import excluded
 from topd.run.files import flat, spans, write_text
@@ -64,7 +64,7 @@ def read_runs(paths: Sequence[Path | str]) -> list[StoredRun]:
     """Every folder once, however it is named. Raises ConfigError for one that holds no run."""
     unique: dict[Path, Path | str] = {}
     for path in paths:
-        unique.setdefault(Path(path).expanduser().resolve(), path)
+        unique.setdefault(folder_at(path).resolve(), path)
     return [read_run(path) for path in unique.values()]
 
 
@@ -80,7 +80,7 @@ def check_steps(runs: Sequence[StoredRun], steps: Sequence[int] | None) -> None:
 
 def _target(runs: Sequence[StoredRun], output: Path | str | None) -> Path:
     """Where the page goes: through links, and never over anything that is no plain file."""
-    target = Path(output).expanduser() if output is not None else (runs[0].path if len(runs) == 1 else Path()) / "report.html"
+    target = folder_at(output) if output is not None else (runs[0].path if len(runs) == 1 else Path()) / "report.html"
     if target.exists() and not target.is_file():
         raise ConfigError(f"--output {target} is a folder or a device. Give the name of a file.")
     if not target.resolve().parent.is_dir():
@@ -192,7 +192,7 @@ def _run(run: StoredRun, label: str, color: str, steps: Sequence[StoredStep]) ->
         "color": color,
         "state": _state(run),
         "problems": run.problems,
-        "unproven": run.digests is None,
+        "unproven": run.digests.lost if run.digests is not None else "",
         "verdicts": found,
         "good": good,
         "counts": ", ".join(count for count in levels if not count.startswith("0 ")) + ".",

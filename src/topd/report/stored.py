@@ -39,7 +39,7 @@ class StoredRun:
     """What the probe saw before the run; older runs have none."""
     problems: list[str] = field(default_factory=list)
     digests: Digests | None = None
-    """What its files were when they were written; None in a folder without any, of an older version."""
+    """What its files were when they were written."""
 
     @property
     def name(self) -> str:
@@ -118,7 +118,7 @@ class StoredRun:
 def read_run(path: Path | str) -> StoredRun:
     """Raises ConfigError if the folder is not there or holds no run."""
     is_empty = path == ""
-    path = Path(path).expanduser()
+    path = folder_at(path)
     if path.is_file():
         raise ConfigError(f"'{path}' is a file. Give the run folder, which it may be in: '{path.parent}'.")
     if is_empty or not path.is_dir():
@@ -128,7 +128,7 @@ def read_run(path: Path | str) -> StoredRun:
             f"'{path}' holds no config.toml: it is no run folder, or its run has not begun yet. Give the run.directory of a run."
         )
     problems: list[str] = []
-    digests = _digests(path, problems)
+    digests = Digests(path)
     config = _config(path / "config.toml", digests, problems)
     summary = _json(path / "summary.json", digests, problems)
     metrics = _metrics(path / "metrics.jsonl", digests, problems)
@@ -153,16 +153,21 @@ def read_run(path: Path | str) -> StoredRun:
         checks=tuple(_checks(path / "probe.json", digests, problems)),
         steps=tuple(steps),
         problems=problems,
-        digests=digests if digests.exist else None,
+        digests=digests,
     )
 
 
-def _digests(path: Path, problems: list[str]) -> Digests:
+def folder_at(path: Path | str) -> Path:
+    """A path that was given. Raises ConfigError for one that the system cannot even look for: too long, a NUL, no such user."""
     try:
-        return Digests(path)
-    except OSError as error:
-        problems.append(f"digests.jsonl could not be read, so no file is proven ({first_line(error)})")
-        return Digests(path / "nothing")
+        found = Path(path).expanduser()
+        found.exists()
+        found.resolve()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"'{str(path)[:200]}' is no path: {getattr(error, 'strerror', None) or error}. Give another."
+        ) from error
+    return found
 
 
 def _gaps(path: Path, metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any] | None) -> Iterator[str]:
@@ -267,6 +272,8 @@ def _lines(path: Path, digests: Digests, problems: list[str]) -> list[Mapping[st
 
 def _json(path: Path, digests: Digests, problems: list[str]) -> dict[str, Any] | None:
     if not path.is_file():
+        if digests.knows(path):
+            problems.append(f"{path.name} is not there, although the run wrote it")
         return None
     try:
         if reason := digests.difference(path):
@@ -280,7 +287,7 @@ def _json(path: Path, digests: Digests, problems: list[str]) -> dict[str, Any] |
 def _config(path: Path, digests: Digests, problems: list[str]) -> dict[str, Any]:
     try:
         if reason := digests.difference(path):
-            problems.append(f"{reason}; what the report says of the settings may be wrong")
+            problems.append(f"{path.name}: {reason}; what is said of the settings may be wrong")
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         problems.append(f"{path.name} could not be read ({first_line(error)})")

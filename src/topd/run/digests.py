@@ -5,6 +5,7 @@ written anew has several, and is whole if it is any of them. Of metrics.jsonl an
 checkpoint's digests are in its marker, so that they go where the folder goes.
 """
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
@@ -12,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from topd.errors import ConfigError
+from topd.errors import ConfigError, first_line
 from topd.run.files import append_line, parsed_lines, text_of, write_text
 
 NAME = "digests.jsonl"
@@ -40,7 +41,7 @@ def difference(written: Mapping[str, str], now: Mapping[str, str]) -> str:
         if name not in written:
             return f"{name} was not there when it was written"
         if written[name] != now[name]:
-            return _apart(name, now[name], [written[name]])
+            return f"{name}: {_apart(now[name], [written[name]])}"
     return ""
 
 
@@ -50,15 +51,29 @@ class Digests:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.path = folder / NAME
+        self.lost = ""
+        """Why the folder has none: nothing in it is proven then. "" if it has some."""
         self._known: dict[str, set[str]] = {}
-        for line in parsed_lines(self.path):
-            if not isinstance(line, Exception) and isinstance(line.get("file"), str) and isinstance(line.get("sha256"), str):
-                self._known.setdefault(line["file"], set()).add(line["sha256"])
+        self._size = -1
+        self._read()
 
-    @property
-    def exist(self) -> bool:
-        """Whether the folder has any; those of older versions have none, and nothing in them is proven."""
-        return bool(self._known)
+    def _read(self) -> bool:
+        """Read what was noted since, if there is anything. A run may go on while its folder is read."""
+        reason = "an older version wrote this folder, or it was deleted"
+        try:
+            size = self.path.stat().st_size if self.path.exists() else 0
+            if size == self._size:
+                return False
+            self._size = size
+            for line in parsed_lines(self.path):
+                if not isinstance(line, Exception) and isinstance(line.get("file"), str) and isinstance(line.get("sha256"), str):
+                    self._known.setdefault(line["file"], set()).add(line["sha256"])
+        except OSError as error:
+            reason = first_line(error)
+        self.lost = (
+            "" if self._known else f"there is no {NAME} with digests ({reason}): that files of before are whole is not proven"
+        )
+        return True
 
     def knows(self, path: Path) -> bool:
         return self._name(path) in self._known
@@ -81,33 +96,33 @@ class Digests:
         if not known or not path.is_file():
             return ""
         now = sha256(path)
-        return "" if now in known else _apart(path.name, now, sorted(known))
+        return "" if now in known or (self._read() and now in known) else _apart(now, sorted(known))
 
     def lines(self, path: Path) -> Iterator[dict[str, Any] | Exception]:
         """As `parsed_lines`, with an error also in the place of a line that nobody wrote."""
         known = self._known.get(self._name(path))
         for line in parsed_lines(path):
-            if known and not isinstance(line, Exception) and _of_line(line) not in known:
-                yield ValueError("it is not a line that was written")
-            else:
+            if isinstance(line, Exception) or not known or _of_line(line) in known or (self._read() and _of_line(line) in known):
                 yield line
+            else:
+                yield ValueError("it is not a line that was written")
 
     def begin(self, *logs: Path) -> None:
         """Make the file anew, without a line that was cut off. The lines that are in `logs` of an older version become known."""
-        for log in [] if self.exist else logs:
-            for line in parsed_lines(log):
-                if not isinstance(line, Exception):
-                    self._known.setdefault(self._name(log), set()).add(_of_line(line))
-        rows = [{"file": name, "sha256": digest} for name, known in sorted(self._known.items()) for digest in sorted(known)]
-        write_text(self.path, "".join(json.dumps(row) + "\n" for row in rows))
+        for log in logs if self.lost else []:
+            with contextlib.suppress(OSError):  # whoever reads the log says so
+                rows = [line for line in parsed_lines(log) if not isinstance(line, Exception)]
+                self._known[self._name(log)] = {_of_line(row) for row in rows}
+        notes = [{"file": name, "sha256": digest} for name, known in sorted(self._known.items()) for digest in sorted(known)]
+        write_text(self.path, "".join(json.dumps(note) + "\n" for note in notes))
 
     def check_folder(self, folder: Path, where: str) -> None:
         """Raise ConfigError if a file of a folder that was noted is not what was written."""
-        for file in sorted(folder.rglob("*")) if self.exist else ():
+        for file in sorted(folder.rglob("*")) if not self.lost else ():
             if reason := self.difference(file):
                 raise ConfigError(
-                    f"{where} is damaged: {reason}. Put a whole copy in its place; or delete {folder}, and run the command that "
-                    "made it again with --run.resume true, which writes it anew."
+                    f"{where} is damaged: {file.name}: {reason}. Put a whole copy in its place; or delete {folder}, and "
+                    "run the command that made it again with --run.resume true, which writes it anew."
                 )
 
     def _name(self, path: Path) -> str:
@@ -127,5 +142,5 @@ def _of_line(value: Mapping[str, Any]) -> str:
         return ""
 
 
-def _apart(name: str, now: str, written: list[str]) -> str:
-    return f"{name} is not what was written (its SHA-256 begins with {now[:12]}, not with {' or '.join(w[:12] for w in written)})"
+def _apart(now: str, written: list[str]) -> str:
+    return f"it is not what was written (its SHA-256 begins with {now[:12]}, not with {' or '.join(w[:12] for w in written)})"

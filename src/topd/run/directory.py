@@ -54,11 +54,13 @@ class RunDirectory:
         self.evals_log = path / "evals.jsonl"
         self.digests = digests.Digests(path)
 
-    def begin(self, config: Config, data_sha256: str, held_out_sha256: str) -> None:
+    def begin(self, config: Config, data_sha256: str, held_out_sha256: str) -> list[str]:
         """Record what runs here, once it is known that it can run; remove what an interrupted write left.
 
-        Raises ConfigError if the run began with other training or held-out data.
+        Returns what should be there and is not, one sentence each. Raises ConfigError if the run began with other training or
+        held-out data.
         """
+        lost = self._lost() if (self.path / "config.toml").is_file() else []
         recorded = self.path / "environment.json"
         now = {"data_sha256": data_sha256, "held_out_sha256": held_out_sha256}
         before = self._environment(recorded) if recorded.is_file() else environment() | now
@@ -73,6 +75,12 @@ class RunDirectory:
         self.digests.begin(self.metrics_log, self.evals_log)
         write_text(self.path / "config.toml", config_file.dump(config), self.digests.note)
         write_json(recorded, before, self.digests.note)
+        return lost
+
+    def _lost(self) -> list[str]:
+        recorded = self.path / "environment.json"
+        data = [] if recorded.is_file() else [f"{recorded.name} is not there: that the data are those of before is not proven"]
+        return [*([self.digests.lost] if self.digests.lost else []), *data]
 
     def _environment(self, path: Path) -> dict[str, Any]:
         reason = self.digests.difference(path)
@@ -202,6 +210,8 @@ def _check_unchanged(recorded: Path, config: Config) -> None:
     refused += [key for key in changed if key.endswith(".base_url") and (key in before) != (key in now)]
     if "run.steps" in changed and config.trainer.schedule != "constant":
         refused.append("run.steps")
+    if refused and (reason := digests.Digests(recorded.parent).difference(recorded)):
+        raise ConfigError(f"{recorded} is damaged: {reason}. Put the run's configuration back to go on with it.")
     if refused:
         found = "; ".join(f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in refused)
         raise ConfigError(

@@ -87,17 +87,22 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def whole(path: Path, lines: Iterable[dict[str, Any] | Exception]) -> list[dict[str, Any]]:
     """The parsed lines of `path`, if none is an error. Raises ConfigError naming the first that is."""
     rows = []
-    for number, line in enumerate(lines, 1):
-        if isinstance(line, Exception):
-            raise ConfigError(f"{path}, line {number} is damaged ({line}). Delete that line to go on.") from line
-        rows.append(line)
+    try:
+        for number, line in enumerate(lines, 1):
+            if isinstance(line, Exception):
+                raise ConfigError(f"{path}, line {number} is damaged ({line}). Delete that line to go on.") from line
+            rows.append(line)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}. Put the file back that was there.") from error
     return rows
 
 
 def parsed_lines(path: Path) -> Iterator[dict[str, Any] | Exception]:
-    """The same, with the error in the place of a damaged line."""
-    if not path.is_file():
+    """The same, with the error in the place of a damaged line. Raises OSError for what is there and cannot be read."""
+    if not path.exists():
         return
+    if not path.is_file():
+        raise OSError(f"{path.name} is no file")
     complete, _, _ = path.read_text(encoding="utf-8", errors="replace").rpartition("\n")
     for line in complete.split("\n") if complete else []:
         try:

@@ -93,7 +93,9 @@ def read(path: Path, prompts: Sequence[Prompt], reason: str = "") -> list[Scored
         columns = {name: _ragged(table[name]) if name in ragged else table[name].to_pylist() for name in SCHEMA.names}
         _check(columns)
     except parquet.UNREADABLE as error:
-        raise ConfigError(f"{path} is damaged: {first_line(error)}. Delete it: the step is then sampled again.") from error
+        raise ConfigError(
+            f"{path} is damaged: {first_line(error).rstrip('. ')}. Delete it: the step is then sampled again."
+        ) from error
     rows_of: dict[str, list[int]] = {}
     for row, prompt_id in enumerate(columns["prompt_id"]):
         rows_of.setdefault(prompt_id, []).append(row)

@@ -30,7 +30,7 @@ def _check(path: Path, table: pa.Table) -> None:
         same = stored.equals(table)
         reason = f"it holds {len(stored)} entries, the student's tokenizer {len(table)}" if len(stored) != len(table) else ""
     except parquet.UNREADABLE as error:
-        same, reason = False, first_line(error)
+        same, reason = False, first_line(error).rstrip(". ")
     if not same:
         raise ConfigError(
             f"{path} is damaged, or the student's tokenizer has changed: {reason or 'their entries differ'}. If the tokenizer is "
