@@ -58,6 +58,7 @@ def error_of(tmp_path: Path, *words: str, **changes: object) -> str:
         ({"task__template": "plain", "task__template_arguments": {"a": 1}}, ["task.template_arguments would be ignored"]),
         ({"task__answer_pattern": "([0-9"}, ["task.answer_pattern", "regular expression"]),
         ({"task__answer_pattern": "[0-9]+"}, ["task.answer_pattern", "one group"]),
+        ({"task__answer_pattern": r"\\boxed\{([^}]*)\}"}, ["task.answer_pattern", "no pattern counts braces"]),
         ({"run": {"steps": 1}}, ["run.directory is required"]),
         ({"trainer__betas": [0.9]}, ["trainer.betas"]),
         ({"trainer__learning_rate": float("nan")}, ["trainer.learning_rate"]),

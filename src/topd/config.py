@@ -114,6 +114,10 @@ class TeacherConfig(EndpointConfig):
     tokenizer: str | None = Field(
         None, description="Folder or hub id with the tokenizer of a served teacher, where its servers cannot prove theirs."
     )
+    one_server_per_url: bool = Field(
+        False,
+        description="Every URL is one server and no load balancer: allows vLLM's array form, whose answers do not say who gave them.",
+    )
     api_key_env: EnvironmentName = Field("TOPD_TEACHER_API_KEY", description="Environment variable that holds the servers' key.")
     max_dropped_share: float = Field(
         0.05,
@@ -144,10 +148,15 @@ class TaskBase(Section):
     def _has_one_group(cls, value: str | None) -> str | None:
         try:
             groups = 1 if value is None else re.compile(value).groups
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise ConfigError(f"task.answer_pattern is no regular expression: {error}; found {value!r}.") from None
         if groups != 1:
             raise ConfigError(f"task.answer_pattern must have exactly one group, the answer; found {value!r} with {groups}.")
+        if value is not None and re.match(r"\\\\(?:boxed|fbox)", value):
+            raise ConfigError(
+                f"task.answer_pattern = {value!r}: no pattern counts braces, so that of an unclosed box an earlier one would be "
+                "graded. Leave it unset: then the last \\boxed{} is the answer."
+            )
         return value
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from topd.tasks.answers import final_answer, last_boxed
+from topd.tasks.answers import final_answer, in_context, last_boxed
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,12 @@ def test_a_pattern_is_an_everyday_regular_expression_and_its_last_match_counts(
     pattern: str, completion: str, answer: str | None
 ) -> None:
     assert final_answer(completion, pattern=pattern) == answer
+
+
+def test_reasoning_that_the_prompt_began_is_no_answer() -> None:
+    assert final_answer(in_context("<|im_start|>assistant\n<think>\n", r"so far \boxed{3} but wait")) is None
+    assert final_answer(in_context("<|im_start|>assistant\n<think>\n", r"\boxed{3}</think> It is \boxed{4}")) == "4"
+    assert final_answer(in_context("<|im_start|>assistant\n", r"so far \boxed{3} but wait")) == "3"
 
 
 def test_whole_text_keeps_several_lines_and_a_box_still_wins() -> None:

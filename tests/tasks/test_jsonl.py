@@ -101,7 +101,7 @@ def test_a_question_with_two_answers_is_an_error_with_both_lines(tmp_path: Path,
             "`answer` is '1', `reward_model.ground_truth` is '2'",
         ),
         ({"prompt": "x", "anwser": "1"}, "unknown field 'anwser'. Did you mean `answer`?"),
-        ({"prompt": "x", "id": 7}, "unknown field 'id'"),
+        ({"prompt": "x", "idea": 7}, "unknown field 'idea'"),
         ({"instruction": "x", "output": "1", "aside": 1}, "unknown field 'instruction'. Rename it to `prompt`."),
         ({"conversations": [{"from": "human", "value": "x"}]}, "'conversations'. Rename it to `messages`"),
         ({"question": "x", "choices": ["1", "2"], "answer": 1}, "'choices'. Write the choices into the question"),
@@ -111,7 +111,8 @@ def test_a_question_with_two_answers_is_an_error_with_both_lines(tmp_path: Path,
         ({"prompt": "x", "question": "x"}, "`prompt` and `question` say the same thing twice"),
         ({"prompt": "x", "completion": "1", "demonstration": "2"}, "`demonstration` and `completion` say the same thing twice"),
         ({"messages": [USER, ASSISTANT], "completion": "2"}, "`completion` and `messages` say the same thing twice"),
-        ({"answer": "1"}, "`prompt` must be a non-empty string, or a list of messages, found None"),
+        ({"answer": "1"}, "`prompt` must be a non-empty string, or a list of messages, found nothing"),
+        ({"prompt": '[{"role": "user", "content": "x"}]'}, "is a text that holds a list of messages"),
         ({"prompt": ""}, "`prompt` must be a non-empty string"),
         ({"prompt": " \n"}, "`prompt` must be a non-empty string"),
         ({"prompt": 5}, "`prompt` must be a non-empty string"),
@@ -146,7 +147,7 @@ def test_bad_lines_are_named(tmp_path: Path, row: object, said: str) -> None:
 def test_missing_and_empty_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"task\.path: there is no file"):
         load_task(JsonlConfig(type="jsonl", path=str(tmp_path / "none.jsonl")), seed=0)
-    with pytest.raises(ConfigError, match="no training problems"):
+    with pytest.raises(ConfigError, match=r"train\.jsonl holds no problem"):
         load(tmp_path)
 
 

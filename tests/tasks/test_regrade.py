@@ -34,16 +34,21 @@ def test_every_line_gets_one_object(tmp_path: Path, capsys: pytest.CaptureFixtur
         "",
         r'{"answer": null, "completion": "\\boxed{18}"}',
         r'{"answer": "7", "completion": "\\boxed{(10^{8})!}"}',
+        r'{"answer": "3 + 2 = 5\n#### 5", "completion": "#### 5"}',
+        r'{"reward_model": {"ground_truth": "5"}, "completion": "\\boxed{5}"}',
+        r'{"solution": "so \\boxed{5}", "completion": "\\boxed{5}"}',
+        r'{"answer": "5", "completion": "6"}',
     )
     assert main(["grade", config(tmp_path), rows]) == 0
     graded = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert graded[:3] == [
         {"extracted": "10^{-5}", "grade": 1.0, "error": None},
         {"extracted": None, "grade": 0.0, "error": None},
-        {"extracted": "18", "grade": 0.0, "error": None},
+        {"extracted": "18", "grade": 0.0, "error": "there is no answer to grade against"},
     ]
     assert (graded[3]["extracted"], graded[3]["grade"]) == ("(10^{8})!", 0.0)
     assert graded[3]["error"]
+    assert [row["grade"] for row in graded[4:]] == [1.0, 1.0, 1.0, 0.0]
 
 
 def test_standard_input_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,8 +61,12 @@ def test_standard_input_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[st
     ("line", "says"),
     [
         ("nonsense", "line 1: not JSON"),
-        ("[1]", "must be one JSON object, found list"),
+        ("[1]", "found list, every line must be one JSON object"),
         ('{"answer": "1"}', 'row 1: needs "completion"'),
+        ('{"anwser": "1", "completion": "1"}', "row 1: needs \"answer\", as in training data; found 'anwser'"),
+        ('{"answer": "1", "answer": "2", "completion": "1"}', "a field is given twice"),
+        ('{"answer": NaN, "completion": "1"}', "NaN is no JSON number"),
+        (r'{"answer": "1", "completion": "1\ud83d"}', "line 1: not JSON"),
         ('{"answer": true, "completion": "1"}', "must be a string or a number, found bool"),
     ],
 )

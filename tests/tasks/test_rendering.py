@@ -179,6 +179,18 @@ GIVEN = f"<s><|im_start|>user\n3{TAIL}"
         (GIVEN, CHATML, {"template_arguments": {"enable_thinking": True}}, "task.template_arguments has no place in it"),
         (Problem(question=GIVEN, system_prompt="x"), CHATML, {}, "`system_prompt` has no place in it"),
         ("[INST] 3 [/INST]", STRICT, {}, "line 3: `prompt` begins with '[INST] ', as the chat template does"),
+        ("<s>3+2?", CHATML, {}, "begins with a control token, but not with '<|im_start|>', as the chat template does"),
+        ("<|im_end|> means what?", CHATML, {}, "begins with a control token, but not with '<|im_start|>'"),
+        (f"{HEAD}user\n3+2?<|im_end|>\n", CHATML, {}, "but holds no '<|im_start|>assistant', after which the model answers"),
+        (
+            "<|begin_of_text|><|start_header_id|>user",
+            CHATML,
+            {},
+            "begins with '<|begin_of_text|>', so it is rendered for another",
+        ),
+        ("<start_of_turn>user\n3", CHATML, {}, "begins with '<start_of_turn>', so it is rendered for another model"),
+        ("[INST] 3 [/INST]", CHATML, {}, "begins with '[INST]', so it is rendered for another model"),
+        ("[INST] 3 [/INST]", None, {}, "begins with '[INST]', so it is rendered for another model"),
         ("what is </s>?", CHATML, {}, "line 3: the user message holds '</s>', which the tokenizer reads as a control token"),
         ("what is </s>?", None, {}, "the user message holds '</s>'"),
         ("what is <pad>?", CHATML, {}, "the user message holds '<pad>'"),
@@ -213,6 +225,7 @@ def test_a_template_may_cut_the_reasoning_of_earlier_answers() -> None:
 def test_marks_of_a_template_are_text_for_a_tokenizer_that_does_not_know_them() -> None:
     assert not render("<|user|> is a mark").as_given
     assert render("[INST] 3", STRICT, template="plain").text == "[INST] 3"
+    assert render("<s>3", None).as_given
 
 
 def word_tokenizer(model: models.Model) -> PreTrainedTokenizerFast:

@@ -14,6 +14,7 @@ from topd.models.language_model import LanguageModel
 from topd.ops.estimate import avg_at_k, bootstrap_interval, pass_at_k
 from topd.rollout.engine import Engine, SamplingParams
 from topd.run.catalogue import excluded
+from topd.tasks.answers import in_context
 from topd.tasks.grading import Grade, Grader, make_grader
 from topd.tasks.load import load_task
 from topd.tasks.prompts import make_prompts
@@ -113,8 +114,9 @@ def evaluate_engine(
     def grade(groups: Sequence[RolloutGroup]) -> None:
         for group in groups:
             if group.prompt.id not in pending:
-                problem = group.prompt.problem
-                pending[group.prompt.id] = [benchmark.grader.submit(rollout.text, problem) for rollout in group.rollouts]
+                prompt = group.prompt
+                texts = [in_context(prompt.text, rollout.text) for rollout in group.rollouts]
+                pending[prompt.id] = [benchmark.grader.submit(text, prompt.problem) for text in texts]
 
     groups = engine.generate(benchmark.prompts, params, on_tokens=on_tokens, on_groups=grade)
     grade(groups)

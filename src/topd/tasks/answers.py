@@ -3,15 +3,25 @@
 import re
 
 BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{)?")
+HEADED = r"####(?=\s*[-+]?\\?\$?\d(?:[\d,./]*\d)?\s*(?:\\?%|[^\W\d_]+)?\s*$|[^\n]*\s*\Z)"
+"""GSM8K's mark, which is a heading of Markdown too: a number and its unit follow it, or it begins the last line."""
 MARKER = re.compile(
-    r"(?:####|\banswer[\s*_]*(?:is|are|was|[:\uff1a=])|答案[\s*_]*[是为為:\uff1a=])[\s*_:\uff1a]*(?:(?:option|choice)\s+)?",
-    re.IGNORECASE,
+    rf"(?:{HEADED}|\banswer[\s*_]*(?:is|are|was|[:\uff1a=])|答案[\s*_]*[是为為:\uff1a=])"
+    r"(?!\s*(?:above|below|calculated|clear|correct|derived|found|helpful|obtained|right|useful|wrong)\b)"
+    r"(?:\n\s*[-\u2022]\s+|[\s*_:\uff1a]|\\\[|\$\$)*(?:(?:option|choice|equal to|simply|hence|therefore|thus)\s+)?",
+    re.IGNORECASE | re.MULTILINE,
 )
 """What introduces an answer; the text after the last one counts, to the end of the sentence or line."""
-SENTENCE_END = re.compile(r"[.!?](?=\s|$)|[\u3002\uff01\uff1f\n]")
+SENTENCE_END = re.compile(
+    r"(?<!\b(?:Dr|Mr|Ms))(?<!\bMrs)[.!?](?=\s|$)|[\u3002\uff01\uff1f\n]|,\s+(?:as|because|since|so|which)\s"
+)
+END = re.compile(r"(?:</s>|<\|\w{1,40}\|>|\\\]|\$\$|```)\Z")
+"""What may follow the last words of a completion: end tokens, closed formulas and code."""
+BULLET = re.compile(r"[-\u2022]\s+")
 
-WRAPPED = re.compile(r"\\(?:text|textbf|mathbf|mathrm|mbox)\s*\{([^{}]*)\}")
+WRAPPED = re.compile(r"\\(?:text|textbf|textit|mathbf|mathrm|mbox)\s*\{([^{}]*)\}")
 """A word set as text; alone in a box, it is the word that counts."""
+EMPHASIS = re.compile(r"(?:\*\*|__)(?=\S)(.+?)(?<=\S)(?:\*\*|__)")
 
 AROUND = " \t\r\n*_`\"'"
 """White space, emphasis and quotes around an answer."""
@@ -32,11 +42,15 @@ def final_answer(completion: str, *, pattern: str | None = None, whole_text: boo
         boxed = last_boxed(text)
         wrapped = WRAPPED.fullmatch(boxed or "")
         return wrapped[1].strip() or None if wrapped else boxed
-    _, opened, inside = text.rpartition("<answer>")
-    if opened:
-        answer, closed, _ = inside.partition("</answer>")
-        return (closed and answer.strip()) or None
+    if tags := list(re.finditer(r"<answer>", text, re.IGNORECASE)):
+        answer, *closed = re.split(r"</answer>", text[tags[-1].end() :], maxsplit=1, flags=re.IGNORECASE)
+        return (answer.strip() or None) if closed else None
     return (text.strip() if whole_text else _stated(text)) or None
+
+
+def in_context(prompt: str, completion: str) -> str:
+    """A completion, behind the `<think>` that its prompt leaves open: chat templates of reasoning models end with one."""
+    return f"<think>{completion}" if prompt.rstrip().endswith("<think>") else completion
 
 
 def last_boxed(text: str) -> str | None:
@@ -65,7 +79,11 @@ def _after_thinking(completion: str) -> str:
 
 def _stated(text: str) -> str:
     """The sentence after the last marker, or the last line."""
+    text = text.rstrip()
+    while end := END.search(text[-50:]):
+        text = text[: -len(end[0])].rstrip()
+    text = EMPHASIS.sub(r"\1", text)
     markers = list(MARKER.finditer(text))
     if markers:
         return SENTENCE_END.split(text[markers[-1].end() :], maxsplit=1)[0].strip(AROUND)
-    return next((line.strip(AROUND) for line in reversed(text.splitlines()) if line.strip(AROUND)), "")
+    return BULLET.sub("", text.rpartition("\n")[2].strip(AROUND), count=1)

@@ -26,13 +26,24 @@ def read(name: str, key: str) -> list[Problem]:
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")  # splitlines() would also cut at U+2028 inside a string
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{key}: {path} is not UTF-8 text ({error.reason} at byte {error.start}). Convert it.") from None
+        raise ConfigError(
+            f"{key}: {path} is not UTF-8 text ({error.reason} at byte {error.start}). Convert or unpack it."
+        ) from None
     problems = [_problem(line, f"{name}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    if not problems:
+        raise ConfigError(f"{key}: {path} holds no problem. Give one JSON object a line.")
     refuse_contradictions(problems)
     return problems
 
 
 def _problem(line: str, where: str) -> Problem:
+    row = parse_row(line, where)
+    check_fields(row, where)
+    return problem_from(row, where)
+
+
+def parse_row(line: str, where: str) -> dict[str, Any]:
+    """The object of one line; numbers keep their text. Raises ConfigError, with `where`, for anything else."""
     try:
         row = json.loads(line, parse_constant=_refuse, parse_int=Number, parse_float=Number, object_pairs_hook=_object)
         json.dumps(row, ensure_ascii=False).encode()  # a lone surrogate is valid JSON and no text
@@ -40,8 +51,7 @@ def _problem(line: str, where: str) -> Problem:
         raise ConfigError(f"{where}: not JSON ({getattr(error, 'msg', error)}). Every line must be one object.") from None
     if not isinstance(row, dict):
         raise ConfigError(f"{where}: found {type(row).__name__}, every line must be one JSON object.")
-    check_fields(row, where)
-    return problem_from(row, where)
+    return row
 
 
 def _refuse(name: str) -> None:

@@ -124,7 +124,7 @@ class PromptStream:
 
     def sha256(self) -> str:
         """Digest of the problems, in order: a resumed run must see the same."""
-        parts = [(p.text, p.answer, p.demonstration) for p in self.prompts]
+        parts = [(p.text, p.answer, p.demonstration, *([p.domain] if p.domain != "default" else [])) for p in self.prompts]
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def take(self, step: int) -> list[Prompt]:

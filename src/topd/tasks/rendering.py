@@ -20,6 +20,11 @@ from topd.tasks.task import Message, Problem
 MARK = "MARK"
 """Stands for a question, to see what is put around it."""
 
+FOREIGN = re.compile(
+    r"\s*(?:<\|begin_of_text\|>|<\|start_header_id\|>|<\|im_start\|>|<start_of_turn>|<bos>|<s>\s*\[INST\]|\[INST\])"
+)
+"""Beginnings of prompts that are rendered, by any template in wide use."""
+
 GENERATION = re.compile(r"{%-?\s*(?:end)?generation\s*-?%}")
 """A tag of transformers' own, which jinja2 does not know."""
 
@@ -54,6 +59,11 @@ class Renderer:
         self._adds_start = not around or self._ids(around)[: len(self._start)] == self._start
         opening = around.partition(MARK)[0].lstrip().removeprefix(tokenizer.bos_token or "").lstrip()
         self._opening = "" if self._controls.search(opening) else opening
+        self._bos = tokenizer.bos_token or ""
+        control = self._controls.match(opening)
+        self._head = control[0] if control and self._uses_template else ""
+        asked = self._around(add_generation_prompt=True) if self._head else ""
+        self._reply = (asked.removeprefix(around).split() or [""])[0] if asked.startswith(around) else ""
         self._is_dropped = functools.cache(self._drops)
         self._is_mapped = functools.cache(lambda character: not self._control_ids.isdisjoint(self._ids(character)))
 
@@ -69,6 +79,7 @@ class Renderer:
             parts = [message["content"] for message in messages]
             for message in messages:
                 self._check_text(message["content"], f"{where}: the {message['role']} message")
+            self._check_bare(messages[-1]["content"], where)
             text = self._templated(messages, where) if self._uses_template else self._plain(problem, where)
         token_ids = self._ids(text)
         unknown = self._unknown(text, parts, token_ids)
@@ -116,6 +127,16 @@ class Renderer:
 
     def _check_given(self, problem: Problem, where: str) -> None:
         config = self._config
+        if self._head and not problem.question.lstrip().removeprefix(self._bos).startswith(self._head):
+            raise ConfigError(
+                f"{where}: `prompt` begins with a control token, but not with {self._head!r}, as the chat template does. One "
+                "that is rendered already must; a question about the token cannot hold it."
+            )
+        if self._reply and self._reply not in problem.question:
+            raise ConfigError(
+                f"{where}: `prompt` begins with a control token, so it is rendered already, but holds no {self._reply!r}, "
+                "after which the model answers. Render it with add_generation_prompt=True."
+            )
         if config.template == "chat":
             raise ConfigError(
                 f'{where}: `prompt` begins with a control token, so it is rendered already, and task.template = "chat" would '
@@ -128,6 +149,21 @@ class Renderer:
             raise ConfigError(
                 f"{where}: `prompt` begins with a control token, so it is rendered already, and {ignored[0]} has no place in it. "
                 "Remove that, or give the bare question."
+            )
+
+    def _check_bare(self, question: str, where: str) -> None:
+        """Raise ConfigError for a text that is rendered already, though no control token of this tokenizer says so."""
+        if self._config.template == "plain":
+            return
+        if self._uses_template and self._opening and question.startswith(self._opening):
+            raise ConfigError(
+                f"{where}: `prompt` begins with {self._opening!r}, as the chat template does, so it would be rendered twice. "
+                'Give the bare question, or set task.template = "plain" if the prompts are rendered already.'
+            )
+        if foreign := FOREIGN.match(question):
+            raise ConfigError(
+                f"{where}: `prompt` begins with {foreign[0]!r}, so it is rendered for another model: this tokenizer reads that "
+                'as text. Give the bare question, or set task.template = "plain" if that is meant.'
             )
 
     def _plain(self, problem: Problem, where: str) -> str:
@@ -146,11 +182,6 @@ class Renderer:
         return messages
 
     def _templated(self, messages: list[dict[str, str]], where: str) -> str:
-        if self._opening and messages[-1]["content"].startswith(self._opening):
-            raise ConfigError(
-                f"{where}: `prompt` begins with {self._opening!r}, as the chat template does, so it would be rendered twice. "
-                'Give the bare question, or set task.template = "plain" if the prompts are rendered already.'
-            )
         try:
             text = self._apply(messages, add_generation_prompt=True)
         except (TemplateError, TypeError, ValueError, LookupError) as error:
@@ -173,12 +204,12 @@ class Renderer:
             )
         )
 
-    def _around(self) -> str:
+    def _around(self, *, add_generation_prompt: bool = False) -> str:
         """A rendered user's turn; empty without a template, or if it refuses one."""
         if self._tokenizer.chat_template is None:
             return ""
         try:
-            return self._apply([{"role": "user", "content": MARK}], add_generation_prompt=False)
+            return self._apply([{"role": "user", "content": MARK}], add_generation_prompt=add_generation_prompt)
         except (TemplateError, TypeError, ValueError, LookupError):
             return ""
 
@@ -188,7 +219,7 @@ class Renderer:
     def _start_ids(self) -> list[int]:
         """What the tokenizer puts before a text; what it may put after one would end the prompt, and is left out."""
         whole, bare = list(self._tokenizer(MARK)["input_ids"]), self._ids(MARK)
-        return whole[: next(at for at in range(len(whole) + 1) if whole[at : at + len(bare)] == bare)]
+        return whole[: next((at for at in range(len(whole) + 1) if whole[at : at + len(bare)] == bare), 0)]
 
     def _unknown(self, text: str, parts: Iterable[str], token_ids: list[int]) -> str:
         """The distinct characters of `parts` that became a control token, or nothing."""

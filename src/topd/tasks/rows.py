@@ -17,7 +17,8 @@ FIELDS = {*OWN, *QUESTIONS, *ANSWERS, *DEMONSTRATIONS, "solution"}
 
 # fmt: off
 COMPANIONS = {
-    "ability", "data_source", "dataset", "difficulty", "extra_info", "id", "idx", "index", "level", "problem_id",
+    "ability", "correctness_count", "correctness_llama", "correctness_math_verify", "data_source", "dataset", "difficulty",
+    "extra_info", "finish_reasons", "generations", "id", "idx", "index", "is_reasoning_complete", "level", "problem_id",
     "problem_source", "problem_type", "question_id", "question_type", "source", "source_prompt", "split", "style", "subject",
     "type", "unique_id", "url", "uuid", "year",
 }
@@ -36,8 +37,10 @@ REMEDIES = {
     "chat_template_kwargs": "Set task.template_arguments.",
 }
 
-WORKED = re.compile(r"(?:^|\n)####\s*([^\n]+?)\s*$")
-"""GSM8K's form of an answer: a worked solution whose last line is `#### 72`."""
+WORKED = re.compile(r"####[^\S\n]*([^\n#]*[^\s#])\s*(?=\n|$)(?!.*####)", re.DOTALL)
+"""GSM8K's form of an answer: a worked solution with `#### 72` in it, as a rule on the last line."""
+SHORT = re.compile(r"\$[^$]+\$|\\\([^\n]+\\\)|[-+]?[\d.,/]+%?")
+"""A solution that is no more than an answer: one formula, or one number."""
 
 THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 
@@ -49,9 +52,8 @@ class Number(str):
 
 
 def check_fields(names: Collection[str], where: str, *, noun: str = "field") -> None:
-    """Raise ConfigError for a field that is not read; companions of the other forms are let through beside these."""
-    foreign = set(names) & FIELDS - OWN
-    unknown = set(names) - FIELDS - (COMPANIONS if foreign else set())
+    """Raise ConfigError for a field that is not read; companions of the forms of others are let through."""
+    unknown = set(names) - FIELDS - COMPANIONS
     if not unknown:
         return
     name = min(unknown, key=lambda name: (name not in REMEDIES, name))
@@ -75,7 +77,7 @@ def problem_from(row: Mapping[str, Any], where: str) -> Problem:
     if not turns or turns[-1].role != "user" or not turns[-1].content.strip():
         remedy = "" if name == "messages" else " (name the field `messages` if its last turn is the demonstration)"
         raise ConfigError(f"{where}: `{name}` must end with a user's message that is not empty{remedy}.")
-    answer, worked = _answer(given, where)
+    answer, worked = answer_from(given, where)
     demonstration = demonstrations.get(_only((*DEMONSTRATIONS, "messages"), demonstrations, where) or "")
     return Problem(
         question=turns[-1].content,
@@ -111,9 +113,12 @@ def _is_text(value: Any) -> bool:
 def _conversation(value: Any, where: str) -> tuple[str | None, list[Message]]:
     """(system message, other messages) of a list of messages, or of a string, which is one user's message."""
     if _is_text(value) and value.strip():
+        if re.match(r"\[\s*\{\s*[\"'](?:role|content)[\"']\s*:", value):
+            raise ConfigError(f"{where} is a text that holds a list of messages: {value[:80]!r}. Store the list itself.")
         return None, [Message(role="user", content=value)]
     if not isinstance(value, list) or not value:
-        raise ConfigError(f"{where} must be a non-empty string, or a list of messages, found {value!r}.")
+        what = "nothing" if value is None else f"the number {value}" if isinstance(value, Number) else f"{value!r:.80}"
+        raise ConfigError(f"{where} must be a non-empty string, or a list of messages, found {what}.")
     turns = [_message(item, f"{where}, message {number}") for number, item in enumerate(value, 1)]
     system = turns.pop(0)[1] if turns[0][0] == "system" else None
     if any(role == "system" for role, _ in turns):
@@ -165,7 +170,7 @@ def _demonstration(value: Any, where: str) -> str | None:
     return turns[0].content
 
 
-def _answer(given: Mapping[str, Any], where: str) -> tuple[str | None, str | None]:
+def answer_from(given: Mapping[str, Any], where: str) -> tuple[str | None, str | None]:
     """(the right answer, the worked solution that states it), each None if there is none."""
     answer, solution = _text(given, "answer", where), _text(given, "solution", where)
     if "reward_model" in given:
@@ -176,9 +181,9 @@ def _answer(given: Mapping[str, Any], where: str) -> tuple[str | None, str | Non
         if answer and truth and answer != truth:
             raise ConfigError(f"{where}: `answer` is {answer!r}, `reward_model.ground_truth` is {truth!r}. Keep one of them.")
         answer = answer or truth
-    if answer and (stated := WORKED.search(answer)):
+    if stated := WORKED.search(answer or solution or ""):
         number = stated[1].replace(",", "") if THOUSANDS.fullmatch(stated[1]) else stated[1]
         return number, solution or answer
     if solution and not answer:
-        return last_boxed(solution), solution
+        return (solution, None) if SHORT.fullmatch(solution.strip()) else (last_boxed(solution), solution)
     return answer, solution if solution != answer else None

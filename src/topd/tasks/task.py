@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
 from typing import Any, Literal
 
 from topd.errors import ConfigError
@@ -105,8 +106,16 @@ def refuse_contradictions(problems: Sequence[Problem]) -> None:
         if problem.answer is None:
             continue
         other = first.setdefault((problem.system_prompt, problem.key), problem)
-        if other.answer != problem.answer:
+        if other.answer != problem.answer and not _same_number(other.answer, problem.answer):
             raise ConfigError(
                 f"{other.source} and {problem.source} ask the same question with different answers, {other.answer!r} and "
                 f"{problem.answer!r}: {problem.question[:80]!r}. Keep one of them."
             )
+
+
+def _same_number(one: str | None, other: str | None) -> bool:
+    """Whether two answers are one number, written in two ways: 4 and 4.0, 1072 and 1,072."""
+    try:
+        return Decimal((one or "").replace(",", "")) == Decimal((other or "").replace(",", ""))
+    except InvalidOperation:
+        return False

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 from topd.rollout.engine import Engine, SamplingParams
+from topd.tasks.answers import in_context
 from topd.tasks.grading import Grade, Grader
 from topd.teacher.teacher import Check
 from topd.types import Prompt, Rollout
@@ -56,7 +57,7 @@ def check_grades(
     checks = []
     for who, engine in reversed(list(engines.items())) if asked else ():
         pairs = [(group.prompt, rollout) for group in engine.generate(asked, params) for rollout in group.rollouts]
-        grades = grader.grade((rollout.text, prompt.problem) for prompt, rollout in pairs)
+        grades = grader.grade((in_context(prompt.text, rollout.text), prompt.problem) for prompt, rollout in pairs)
         right, answers = sum(one.grade == 1 for one in grades), sum(one.extracted is not None for one in grades)
         cut = sum(rollout.finish_reason == "length" for _, rollout in pairs)
         detail = f"{right} of {len(pairs)} completions graded right, {cut} cut off at {params.max_tokens} tokens. "

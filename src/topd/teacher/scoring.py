@@ -16,6 +16,7 @@ from torch import Tensor
 from topd.errors import RunStopped
 from topd.models.logprobs import SLACK, score_groups
 from topd.rollout.engine import Engine
+from topd.tasks.answers import in_context
 from topd.tasks.grading import Grade, Grader
 from topd.teacher.teacher import Scores, Teacher, Unscored
 from topd.types import RolloutGroup, ScoredGroup
@@ -38,7 +39,10 @@ def score(
     `teacher`, `engine`: None for algorithms that ask for none or sample nothing. The trainer recomputes its own log-probs
     wherever those of the engine are not them already.
     """
-    graded = [[grader.submit(rollout.text, group.prompt.problem) for rollout in group.rollouts] for group in groups]
+    graded = [
+        [grader.submit(in_context(group.prompt.text, rollout.text), group.prompt.problem) for rollout in group.rollouts]
+        for group in groups
+    ]
     own = _own_logprobs(groups, engine, temperature=temperature, max_tokens=max_tokens)
     taught: Sequence[Scores | Unscored | None]
     taught = [None] * len(groups) if teacher is None else teacher.score(groups, on_tokens=on_tokens)
