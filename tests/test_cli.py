@@ -287,3 +287,55 @@ def test_signals_are_handled_as_before_once_the_command_is_done() -> None:
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     assert main([]) == 0
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+@pytest.mark.parametrize("path", ["x" * 5000, "a\0b"], ids=["too long", "a NUL"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "PATH"],
+        ["train", "quickstart", "--student.name", "PATH"],
+        ["grade", "quickstart", "PATH"],
+        ["report", "PATH"],
+        ["explain", "PATH"],
+        ["rescore", "PATH", "--algorithm.alpha", "0.1"],
+    ],
+    ids=" ".join,
+)
+def test_paths_that_cannot_even_be_looked_for_are_one_paragraph(
+    words: list[str], path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([path if word == "PATH" else word for word in words]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("topd: ")
+    assert "Traceback" not in message
+
+
+def test_a_read_only_run_folder_is_named_by_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    """As a read-only disk answers: to the file, and to removing what is not there."""
+    (tmp_path / "config.toml").write_text(tomli_w.dumps({"algorithm": {"type": "topd"}, "run": {"steps": 2}}))
+
+    def refuse(self: Path, *_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system", str(self))
+
+    for name in ("write_text", "unlink"):
+        monkeypatch.setattr(Path, name, refuse)
+    assert main(["report", str(tmp_path)]) == 2
+    message = capsys.readouterr().err
+    assert "report.html could not be written: [Errno 30] Read-only file system" in message
+    assert "Give another with --output" in message
+    assert len(message.splitlines()) == 1
+
+
+def test_a_file_that_nobody_expected_to_fail_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> int:
+        raise PermissionError(13, "Permission denied", "/some/file")
+
+    monkeypatch.setattr("topd.cli._config", fail)
+    assert main(["config", "quickstart"]) == 3
+    assert capsys.readouterr().err == "topd: /some/file: Permission denied. Fix that and try again; --debug shows where.\n"
+    with pytest.raises(PermissionError):
+        main(["config", "quickstart", "--debug"])

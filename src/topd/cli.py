@@ -83,7 +83,7 @@ def _main(words: Sequence[str]) -> int:
         if arguments.debug or (error.errno not in (errno.ENOSPC, errno.EIO) and error.filename is None):
             raise
         if error.filename is not None:  # a file that nobody expected to fail
-            print(f"topd: {error.filename}: {error.strerror}. Mend that and try again; --debug shows where.", file=sys.stderr)
+            print(f"topd: {error.filename}: {error.strerror}. Fix that and try again; --debug shows where.", file=sys.stderr)
             return EXIT_STOPPED
         print(f"topd: the output could not be written: {error.strerror}. Free some space, or send it elsewhere.", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered would fail again at the exit
@@ -175,13 +175,17 @@ def _grade(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     from topd.tasks.regrade import grade_rows, read_rows
 
     config = config_file.load(arguments.config, rest)
-    try:
-        piped = contextlib.nullcontext(sys.stdin)
-        with piped if arguments.file == "-" else open(arguments.file, encoding="utf-8-sig") as file:
-            for row in grade_rows(config, read_rows(file, arguments.file)):
+    remedy = "Give a file of JSON lines in UTF-8, or -."
+    with contextlib.ExitStack() as stack:
+        try:
+            lines = sys.stdin if arguments.file == "-" else stack.enter_context(open(arguments.file, encoding="utf-8-sig"))
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+            raise ConfigError(f"'{arguments.file[:200]}' cannot be read: {getattr(error, 'strerror', error)}. {remedy}") from None
+        try:
+            for row in grade_rows(config, read_rows(lines, arguments.file)):
                 print(json.dumps(row, ensure_ascii=False), flush=True)
-    except (FileNotFoundError, IsADirectoryError, PermissionError, UnicodeDecodeError) as error:
-        raise ConfigError(f"'{arguments.file}' cannot be read: {error}. Give a file of JSON lines in UTF-8, or -.") from None
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"'{arguments.file}' cannot be read: {error}. {remedy}") from None
     return 0
 
 

@@ -135,6 +135,10 @@ def parse_overrides(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
                 raise ConfigError(f"--{key} has no value: overrides have the form --section.key value.")
             value = rest.pop(0)
         try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(f"--{key} holds bytes that are no UTF-8 text: {value!r}. Give text.") from None
+        try:
             yield key, tomllib.loads(f"value = {value}")["value"]
         except RecursionError:
             raise ConfigError(f"--{key} is nested too deeply to be read. Give a plain value.") from None

@@ -244,6 +244,8 @@ class Run:
 
     def resume(self) -> None:
         """Go back to the newest complete checkpoint, if there is one, and forget what came after it."""
+        for path in checkpoint.passed_over(self.directory.checkpoints):
+            self.display.line(f"WARNING  {path} has lost its {checkpoint.MARKER}, so it is damaged; it is not used")
         newest = checkpoint.newest(self.directory.checkpoints)
         if newest is not None:
             self.steps_done = checkpoint.restore(newest, self.trainer)

@@ -27,6 +27,7 @@ from topd.report import page
 from topd.report.page import differences, render, write
 from topd.report.rescoring.rescore import rescore
 from topd.report.stored import read_run
+from topd.run.digests import Digests
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror='alert(2)'>\"'&{{7*7}}"
 WORDS = {9: b"7", 14: HOSTILE.encode(), 1: b";", 7: b"8"}
@@ -330,6 +331,12 @@ def test_problems_of_a_folder_are_in_its_page(folder: Path) -> None:
     problems = re.findall(r'<p class="problem">(.*?)</p>', made(folder))
     assert any("rollouts of step 1 could not be read" in problem for problem in problems)
     assert any("a file in rescores/ could not be shown" in problem for problem in problems)
+
+
+def test_a_page_says_whether_its_files_are_proven(folder: Path) -> None:
+    assert "Note: there is no digests.jsonl with digests (an older version wrote this folder" in words(Parsed(made(folder)))
+    Digests(folder).note(folder / "config.toml", folder / "config.toml")
+    assert "digests.jsonl" not in words(Parsed(made(folder)))
 
 
 def test_what_differs_between_runs(tmp_path: Path) -> None:

@@ -57,6 +57,8 @@ def test_a_folder_without_marker_is_never_picked_up(tmp_path: Path, trainer) -> 
     unfinished = checkpoint.save(tmp_path, trainer, steps_done=3, keep=5)
     unfinished.rename(unfinished.with_name(unfinished.name + ".partial"))
     assert checkpoint.newest(tmp_path) == good
+    assert checkpoint.passed_over(tmp_path) == [broken]
+    assert checkpoint.passed_over(tmp_path / "nothing") == []
 
 
 def test_only_the_newest_are_kept(tmp_path: Path, trainer) -> None:

@@ -66,6 +66,13 @@ def complete(folder: Path) -> list[Path]:
     return sorted(marker.parent for marker in markers if not marker.parent.name.endswith(PARTIAL))
 
 
+def passed_over(folder: Path) -> list[Path]:
+    """Folders without a marker that are newer than any complete checkpoint, and so have lost it: saving makes both at once."""
+    last = max((path.name for path in complete(folder)), default="")
+    folders = [path for path in folder.glob("step_[0-9]*") if not path.name.endswith(PARTIAL)]
+    return sorted(path for path in folders if path.name > last and not (path / MARKER).is_file())
+
+
 def newest(folder: Path) -> Path | None:
     """The newest complete checkpoint, if there is one."""
     found = complete(folder)
