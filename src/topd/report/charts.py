@@ -253,15 +253,15 @@ def figure_of(
 ) -> dict[str, Any]:
     """Data and layout without a theme: the page adds its own colours, light or dark. With more than two runs it has one legend
     for all charts."""
-    figure = go.Figure(data=list(traces))
-    figure.update_layout(
-        template=None,
-        barmode="stack" if stacked else None,
-        hovermode="x unified",
-        xaxis={"title": {"text": x}},
-        yaxis={"title": {"text": unit}, "type": "log" if log else "linear", "hoverformat": ".4~g", "exponentformat": "e"},
-        showlegend=num_runs <= 2 and sum(trace.showlegend is not False for trace in traces) > 1,
-    )
+    yaxis = {"title": {"text": unit}, "type": "log" if log else "linear", "hoverformat": ".4~g", "exponentformat": "e"}
     if unit == "share" or unit.endswith(", share"):
-        figure.update_yaxes(tickformat="~%", hoverformat=".2~%", rangemode="tozero")
-    return dict(figure.to_plotly_json())
+        yaxis |= {"tickformat": "~%", "hoverformat": ".2~%", "rangemode": "tozero"}
+    layout = {
+        "template": {},
+        "hovermode": "x unified",
+        "xaxis": {"title": {"text": x}},
+        "yaxis": yaxis,
+        "showlegend": num_runs <= 2 and sum(trace.showlegend is not False for trace in traces) > 1,
+        **({"barmode": "stack"} if stacked else {}),
+    }
+    return {"data": [trace.to_plotly_json() for trace in traces], "layout": layout}

@@ -6,6 +6,7 @@ own script, by its hash, and no connection at all (but to the server that `--wat
 
 import base64
 import contextlib
+import functools
 import gzip
 import hashlib
 import json
@@ -122,7 +123,7 @@ def render(
         state=state,
         css=Markup(_asset("report.css") + _asset("lens.css")),
         js=Markup(script),
-        plotly=_packed(get_plotlyjs()),
+        plotly=_library(),
         data=_packed(json.dumps(data, cls=PlotlyJSONEncoder, separators=(",", ":"))),
         sections=[*SECTIONS[:4], *([("rescored", "Rescored")] if other else []), SECTIONS[4]],
         chart_sections=_CHART_SECTIONS,
@@ -160,6 +161,11 @@ def _asset(name: str) -> str:
 def _script() -> str:
     """The page's one script: its files in one scope."""
     return "\n".join(('(() => {\n"use strict";', *map(_asset, _SCRIPTS), "})();"))
+
+
+@functools.cache
+def _library() -> str:
+    return _packed(get_plotlyjs())
 
 
 def _packed(text: str) -> str:
