@@ -157,6 +157,25 @@ def test_an_entry_of_another_length_is_not_believed(cache):
     assert found(cache) == [None, None]
 
 
+@pytest.mark.parametrize("byte", [0, 3, -1])
+def test_a_flipped_bit_in_an_entry_is_not_believed(cache, byte):
+    cache.put("t", GROUP, SCORES)
+    (stored,) = cache._database.execute("SELECT logprobs FROM scores WHERE length(logprobs) = 20").fetchone()
+    damaged = bytearray(stored)
+    damaged[byte] ^= 1
+    cache._database.execute("UPDATE scores SET logprobs = ? WHERE logprobs = ?", (bytes(damaged), stored))
+    assert [part is None for part in found(cache)] == [len(scores) == 3 for scores in SCORES]
+
+
+def test_entries_that_changed_places_are_not_believed(cache):
+    alike = Tokens((5, 6), ((7, 8), (8, 7)))
+    cache.put("t", alike, [torch.tensor([-1.0, -2.0]), torch.tensor([-3.0, -4.0])])
+    (one, first), (other, second) = cache._database.execute("SELECT key, logprobs FROM scores").fetchall()
+    for key, blob in ((one, second), (other, first)):
+        cache._database.execute("UPDATE scores SET logprobs = ? WHERE key = ?", (blob, key))
+    assert found(cache, group=alike) == [None, None]
+
+
 def test_a_file_that_another_process_has_open_is_named(tmp_path, monkeypatch):
     first = ScoreCache(tmp_path / "scores.sqlite")
     monkeypatch.setattr(sqlite3, "connect", functools.partial(sqlite3.connect, timeout=0.01))

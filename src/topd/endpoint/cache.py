@@ -20,6 +20,9 @@ from topd.models.logprobs import TokenGroup
 KEEP_STEPS = 2
 """Entries are needed until the step's rollouts are stored; one step more covers rollouts sampled ahead."""
 
+SEAL = 8
+"""Bytes of the digest of an entry."""
+
 
 class ScoreCache:
     """Log-probs by (identity, prompt, completion). Several teachers and threads may share one."""
@@ -35,6 +38,7 @@ class ScoreCache:
             self._database.execute("PRAGMA synchronous = NORMAL")
             self._database.execute("CREATE TABLE IF NOT EXISTS scores (key BLOB PRIMARY KEY, generation INTEGER, logprobs BLOB)")
             self._database.execute("CREATE TABLE IF NOT EXISTS teachers (name TEXT PRIMARY KEY, canary BLOB)")
+            self._database.execute("CREATE TABLE IF NOT EXISTS forms (name TEXT PRIMARY KEY, form TEXT)")
             (newest,) = self._database.execute("SELECT max(generation) FROM scores").fetchone()
             self.generation = newest or 0
 
@@ -45,11 +49,14 @@ class ScoreCache:
 
     def _get(self, key: bytes, length: int) -> Tensor | None:
         row = self._database.execute("SELECT logprobs FROM scores WHERE key = ?", (key,)).fetchone()
-        return _unpack(row[0]) if row is not None and len(row[0]) == 4 * length else None
+        if row is None or len(row[0]) != 4 * length + SEAL:  # or an older version's, without a digest
+            return None
+        numbers, seal = row[0][:-SEAL], row[0][-SEAL:]
+        return _unpack(numbers) if seal == _seal(key, numbers) else None  # damaged: it is asked for again
 
     def put(self, identity: str, group: TokenGroup, logprobs: Sequence[Tensor]) -> None:
         pairs = zip(_keys(identity, group), logprobs, strict=True)
-        rows = [(key, self.generation, _pack(part)) for key, part in pairs]
+        rows = [(key, self.generation, (numbers := _pack(part)) + _seal(key, numbers)) for key, part in pairs]
         with self._open():
             self._database.execute("BEGIN")
             self._database.executemany("INSERT OR REPLACE INTO scores VALUES (?, ?, ?)", rows)
@@ -61,6 +68,13 @@ class ScoreCache:
             self._database.execute("INSERT OR IGNORE INTO teachers VALUES (?, ?)", (teacher, _pack(found)))
             (stored,) = self._database.execute("SELECT canary FROM teachers WHERE name = ?", (teacher,)).fetchone()
         return _unpack(stored)
+
+    def form(self, teacher: str, met: str) -> str:
+        """The form in which this teacher was asked when the run first met it; `met` becomes that if it is new."""
+        with self._open():
+            self._database.execute("INSERT OR IGNORE INTO forms VALUES (?, ?)", (teacher, met))
+            (stored,) = self._database.execute("SELECT form FROM forms WHERE name = ?", (teacher,)).fetchone()
+        return str(stored)
 
     def step_done(self) -> None:
         """Forget what belongs to steps whose rollouts are stored."""
@@ -86,6 +100,11 @@ class ScoreCache:
 
 def _pack(logprobs: Tensor) -> bytes:
     return logprobs.numpy().astype("<f4").tobytes()
+
+
+def _seal(key: bytes, numbers: bytes) -> bytes:
+    """A digest of an entry, kept behind its numbers."""
+    return hashlib.sha256(key + numbers).digest()[:SEAL]
 
 
 def _unpack(stored: bytes) -> Tensor:
