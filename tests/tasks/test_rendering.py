@@ -208,6 +208,7 @@ GIVEN = f"<s><|im_start|>user\n3{TAIL}"
             {"template_arguments": {}, "system_prompt": "x"},
             "leaves out or changes the system message 'x'",
         ),
+        ("3+2?", DEAF, {"system_prompt": "3"}, "leaves out or changes the system message '3'"),
         ("3", "{{ messages[0].content + 1 }}", {}, "refuses the messages (user): "),
     ],
 )

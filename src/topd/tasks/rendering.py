@@ -64,6 +64,7 @@ class Renderer:
         self._head = control[0] if control and self._uses_template else ""
         asked = self._around(add_generation_prompt=True) if self._head else ""
         self._reply = (asked.removeprefix(around).split() or [""])[0] if asked.startswith(around) else ""
+        self._is_kept = functools.cache(self._keeps)
         self._is_dropped = functools.cache(self._drops)
         self._is_mapped = functools.cache(lambda character: not self._control_ids.isdisjoint(self._ids(character)))
 
@@ -189,8 +190,11 @@ class Renderer:
                 f"{where}: the tokenizer's chat template refuses the messages ({', '.join(m['role'] for m in messages)}): "
                 f"{first_line(error)}. A template without a system role needs them without system_prompt."
             ) from error
-        for message in messages:
-            if message["role"] != "assistant" and message["content"].strip() not in text:  # an assistant's reasoning may be cut
+        kept = self._is_kept(tuple(message["role"] for message in messages))
+        for message, is_kept in zip(messages, kept, strict=True):
+            if message["role"] == "assistant":
+                continue  # its reasoning may be cut
+            if not is_kept or message["content"].strip() not in text:
                 raise ConfigError(
                     f"{where}: the tokenizer's chat template leaves out or changes the {message['role']} message "
                     f"{message['content'][:80]!r}. Remove it, or use another template."
@@ -203,6 +207,16 @@ class Renderer:
                 messages, tokenize=False, add_generation_prompt=add_generation_prompt, **self._config.template_arguments
             )
         )
+
+    def _keeps(self, roles: tuple[str, ...]) -> list[bool]:
+        """Whether the template shows each message of a conversation; all, if it refuses one made of marks."""
+        marks = [f"{MARK}{i}{MARK}" for i in range(len(roles))]
+        turns = [{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)]
+        try:
+            text = self._apply(turns, add_generation_prompt=True)
+        except (TemplateError, TypeError, ValueError, LookupError):
+            return [True] * len(roles)
+        return [mark in text for mark in marks]
 
     def _around(self, *, add_generation_prompt: bool = False) -> str:
         """A rendered user's turn; empty without a template, or if it refuses one."""
