@@ -27,6 +27,9 @@ from topd.tasks.task import Problem, Score, Task
 
 _log = logging.getLogger(__name__)
 
+FULL_MARKS = 1.0 - 1e-6
+"""A completion is right if its grade reaches this; graders may return fractions."""
+
 MAX_ANSWER = 2_000
 """Characters of an answer that are compared; parsing a longer one costs seconds, and no right answer is."""
 
@@ -40,6 +43,7 @@ class Grade:
     grade: float
     """In [0, 1]; 0 without an answer, without a right one to compare with, and after an error."""
     extracted: str | None = None
+    """The answer; from a worker, of one too long to compare only the beginning."""
     error: str | None = None
 
 
@@ -72,8 +76,8 @@ class Rule:
 class Grader:
     """Grades completions of one task in worker processes, beside whatever else goes on. Errors are counted, the first is logged.
 
-    A completion that takes more than a second of processor time, or more memory than a worker may have, ends its worker, gets
-    grade 0 and an error. `close` ends the workers.
+    A completion that takes more time or memory than a worker may have (tasks/grading_worker.py) gets grade 0 and an error.
+    `close` ends the workers.
     """
 
     def __init__(self, rule: Rule, *, workers: int | None = None) -> None:
@@ -103,9 +107,9 @@ class Grader:
 
     def _grade(self, completion: str, problem: Problem) -> Grade:
         try:
-            grade = self._with_worker(completion, problem)
+            grade = self._with_worker(self._idle_worker(), completion, problem)
         except WorkerDied:  # killed from outside, perhaps for memory; a new one that dies as well is broken
-            grade = self._with_worker(completion, problem)
+            grade = self._with_worker(_Worker(self.rule), completion, problem)
         if grade.error is not None:
             with self._lock:
                 self.num_errors += 1
@@ -117,11 +121,13 @@ class Grader:
                     )
         return grade
 
-    def _with_worker(self, completion: str, problem: Problem) -> Grade:
+    def _idle_worker(self) -> "_Worker":
         try:
-            worker = self._idle.get_nowait()
+            return self._idle.get_nowait()
         except Empty:
-            worker = _Worker(self.rule)
+            return _Worker(self.rule)
+
+    def _with_worker(self, worker: "_Worker", completion: str, problem: Problem) -> Grade:
         try:
             grade = worker.grade(completion, problem)
         except BaseException:
@@ -153,22 +159,22 @@ class _Worker:
             start_new_session=True,  # Ctrl-C is for us; a worker ends when its input does
         )
         self._rule = rule
-        self._ready = False
+        self._requests = 0
         self.close = weakref.finalize(self, _end, self._process)
         """End the process; at the latest when nobody holds the worker any more."""
 
     def grade(self, completion: str, problem: Problem) -> Grade:
         try:
-            if not self._ready:
+            if not self._requests:
                 self._send(self._rule)
-                self._ready = True
-            self._send((completion, problem))
+            self._requests += 1
+            self._send((self._requests, completion, problem))
             reply = self._receive()
             if isinstance(reply, Grade):  # extracting the answer took too long
                 return reply
             grade: Grade = self._receive()
             return dataclasses.replace(grade, extracted=reply)
-        except (OSError, struct.error, EOFError) as error:
+        except (OSError, struct.error, EOFError, pickle.UnpicklingError) as error:
             raise WorkerDied(
                 "a grading process ended; its own words, if any, stand above. Look at the machine's memory, and try `topd grade`."
             ) from error
@@ -180,9 +186,13 @@ class _Worker:
         self._process.stdin.flush()
 
     def _receive(self) -> Any:
+        """The next reply to the newest request. One to an earlier request, from a child that died idle, is passed over."""
         assert self._process.stdout is not None
-        (size,) = SIZE.unpack(self._process.stdout.read(SIZE.size))
-        return pickle.loads(self._process.stdout.read(size))
+        while True:
+            (size,) = SIZE.unpack(self._process.stdout.read(SIZE.size))
+            number, reply = pickle.loads(self._process.stdout.read(size))
+            if number == self._requests:
+                return reply
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

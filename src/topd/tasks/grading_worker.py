@@ -5,8 +5,10 @@ kernel enforces, also inside one long call of C code. A child that dies costs a 
 """
 
 import contextlib
+import dataclasses
 import io
 import logging
+import mmap
 import os
 import pickle
 import resource
@@ -14,7 +16,7 @@ import signal
 import sys
 from typing import Any
 
-from topd.tasks.grading import SIZE, Grade, Rule
+from topd.tasks.grading import MAX_ANSWER, SIZE, Grade, Rule
 from topd.tasks.task import Problem
 
 CPU_S = 0.8
@@ -24,7 +26,7 @@ WALL_S = 30.0
 MEMORY = 4 << 30
 """Bytes of address space that a child may have."""
 
-_ENDED = {
+_ENDED: dict[int, str] = {
     signal.SIGPROF: f"it took more than {CPU_S:g} s to grade",
     signal.SIGALRM: f"it took more than {WALL_S:g} s to grade",
 }
@@ -37,19 +39,26 @@ def main() -> None:
     rule: Rule = _read(requests)
     with contextlib.suppress(Exception):
         rule.score("x+1", Problem(question="", answer="x+2"))  # a scorer imports its libraries when first used
+    taken = mmap.mmap(-1, SIZE.size)  # shared with the child: the number of the request that it took last, 0 before the first
     while True:
+        SIZE.pack_into(taken, 0, 0)
         child = os.fork()
         if child == 0:
-            _work(rule, requests, replies)
+            _work(rule, requests, replies, taken)
         _, status = os.waitpid(child, 0)
-        if not os.WIFSIGNALED(status):
-            return  # no more requests
-        ended = signal.Signals(os.WTERMSIG(status))
-        reason = _ENDED.get(ended, f"grading it ended the process ({ended.name})")
-        _write(replies, Grade(grade=0.0, error=reason))
+        (number,) = SIZE.unpack(taken)
+        if number == 0:
+            return  # no more requests, or a child cannot even begin
+        _write(replies, (number, Grade(grade=0.0, error=_reason(os.waitstatus_to_exitcode(status)))))
 
 
-def _work(rule: Rule, requests: int, replies: int) -> None:
+def _reason(code: int) -> str:
+    """Why a child ended, by its exit status or minus its signal."""
+    name = signal.Signals(-code).name if code < 0 else f"exit status {code}"
+    return _ENDED.get(-code, f"grading it ended the process ({name})")
+
+
+def _work(rule: Rule, requests: int, replies: int, taken: mmap.mmap) -> None:
     """Grade until there are no more requests. Never returns."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     with contextlib.suppress(ValueError, OSError):
@@ -57,17 +66,19 @@ def _work(rule: Rule, requests: int, replies: int) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     while True:
         try:
-            completion, problem = _read(requests)
+            number, completion, problem = _read(requests)
         except EOFError:
             os._exit(0)
+        SIZE.pack_into(taken, 0, number)
         for timer, seconds in ((signal.ITIMER_PROF, CPU_S), (signal.ITIMER_REAL, WALL_S)):
             signal.setitimer(timer, seconds)  # nobody handles these signals: the kernel ends the child
         extracted = rule.extract(completion)
-        _write(replies, extracted)  # to be shown even if the comparison ends this process
+        # to be shown even if the comparison ends this process; short, so that the pipe takes it whole before a limit can cut it
+        _write(replies, (number, extracted and extracted[: MAX_ANSWER + 1]))
         grade = rule.compare(extracted, problem)
         for timer in (signal.ITIMER_PROF, signal.ITIMER_REAL):
             signal.setitimer(timer, 0)
-        _write(replies, grade)
+        _write(replies, (number, dataclasses.replace(grade, extracted=None)))
 
 
 def _read(fd: int) -> Any:
@@ -86,7 +97,7 @@ def _read_exactly(fd: int, size: int) -> bytes:
     return data.getvalue()
 
 
-def _write(fd: int, reply: Grade | str | None) -> None:
+def _write(fd: int, reply: tuple[int, Grade | str | None]) -> None:
     data = pickle.dumps(reply)
     data = SIZE.pack(len(data)) + data
     while data:
