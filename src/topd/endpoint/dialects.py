@@ -79,7 +79,8 @@ class TopdScore:
 
     def encode(self, groups: Sequence[TokenGroup], *, model: str, temperature: float) -> Request:
         asked = [{"prompt": list(g.prompt_ids), "completions": [list(c) for c in g.completions]} for g in groups]
-        return Request(path="/v1/score", json={"model": model, "groups": asked, "temperature": temperature})
+        body = {"model": model, "groups": asked, "temperature": temperature}
+        return Request(path="/v1/score", json=body, num_tokens=sum(len(c) for g in groups for c in g.completions))
 
     def decode(self, response: httpx2.Response, groups: Sequence[TokenGroup]) -> list[Any]:
         tensors = load_safetensors(response.content)
@@ -113,7 +114,7 @@ class VllmPromptLogprobs(_Rows):
     def encode(self, groups: Sequence[TokenGroup], *, model: str, temperature: float) -> Request:
         prompts = [list(row) for row, _ in self.rows(groups)]
         body = {"model": model, "prompt": prompts, "prompt_logprobs": 0, "max_tokens": 1, "temperature": 1.0}
-        return Request(path="/v1/completions", json=body)
+        return Request(path="/v1/completions", json=body, num_tokens=sum(map(len, prompts)))
 
     def decode(self, response: httpx2.Response, groups: Sequence[TokenGroup]) -> list[Any]:
         found: list[Any] = []
@@ -134,7 +135,8 @@ class VllmEcho(_Rows):
     def encode(self, groups: Sequence[TokenGroup], *, model: str, temperature: float) -> Request:
         prompts = [list(row) for row, _ in self.rows(groups)]
         asked = {"echo": True, "logprobs": 0, "max_tokens": 0, "return_tokens_as_token_ids": True}
-        return Request(path="/v1/completions", json={"model": model, "prompt": prompts, "temperature": 1.0, **asked})
+        body = {"model": model, "prompt": prompts, "temperature": 1.0, **asked}
+        return Request(path="/v1/completions", json=body, num_tokens=sum(map(len, prompts)))
 
     def decode(self, response: httpx2.Response, groups: Sequence[TokenGroup]) -> list[Any]:
         found: list[Any] = []
@@ -156,7 +158,7 @@ class VllmGenerate(_Rows):
         ((row, start),) = self.rows(groups)
         asked = {"prompt_logprob_token_ids": [[token] for token in row[start:]], "prompt_logprob_start": start - 1}
         body = {"model": model, "token_ids": list(row), "sampling_params": {"max_tokens": 1, "temperature": 1.0, **asked}}
-        return Request(path="/inference/v1/generate", json=body)
+        return Request(path="/inference/v1/generate", json=body, num_tokens=len(row))
 
     def decode(self, response: httpx2.Response, groups: Sequence[TokenGroup]) -> list[Any]:
         packed = base64.b64decode(response.json()["prompt_token_id_logprobs"], validate=True)
@@ -181,7 +183,7 @@ class Sglang(_Rows):
             "return_text_in_logprobs": False,
             "sampling_params": {"max_new_tokens": 1, "temperature": 1.0},
         }
-        return Request(path="/generate", json=body)
+        return Request(path="/generate", json=body, num_tokens=sum(len(row) for row, _ in rows))
 
     def decode(self, response: httpx2.Response, groups: Sequence[TokenGroup]) -> list[Any]:
         found: list[Any] = []

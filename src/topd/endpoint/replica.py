@@ -10,6 +10,7 @@ from typing import Any, Literal
 import httpx2
 
 from topd.config import server_root
+from topd.endpoint.bodies import parsed_bytes
 from topd.endpoint.faults import BadAnswer, Busy, Fault, Forbidden, Refused, Unavailable
 
 MIN_RETRY_AFTER, MAX_RETRY_AFTER = 0.1, 60.0
@@ -17,6 +18,21 @@ MIN_RETRY_AFTER, MAX_RETRY_AFTER = 0.1, 60.0
 
 CONNECT_S = 10.0
 """Seconds in which a server that is there takes a connection."""
+
+MAX_ANSWER = 4_000_000
+"""Bytes of any answer, beside those of its tokens."""
+
+ANSWER_PER_TOKEN = 1000
+"""Bytes that a server may spend on a token in any form; vLLM's mapping, the longest, takes about 100."""
+
+MAX_ERROR = 8192
+"""Bytes that are read of an error page."""
+
+MAX_PARSED, PARSED_SHARE = 300_000_000, 1.5
+"""Bytes that an answer may take as Python objects: so many, and this times what its tokens may take as JSON."""
+
+LARGE = 1 << 18
+"""Bytes from which an answer is measured beside the event loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +42,13 @@ class Request:
     path: str
     json: dict[str, Any] | None = None
     method: Literal["GET", "POST"] = "POST"
+    num_tokens: int = 0
+    """Tokens that the answer may speak of, which bounds its length."""
+
+    @property
+    def max_bytes(self) -> int:
+        """The longest answer that is read."""
+        return MAX_ANSWER + ANSWER_PER_TOKEN * self.num_tokens
 
 
 class Replica:
@@ -41,10 +64,13 @@ class Replica:
         """Why it is not trusted: the circuit is open, and nothing is sent but health checks."""
         self.not_before = 0.0
         """On `time.monotonic`: the server asked not to be asked earlier."""
+        self.busy: Busy | None = None
+        """How it asked."""
         self.is_another_model = False
         """A health check has found so."""
         self._api_key = api_key
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        headers = {"Accept-Encoding": "identity"}  # a compressed answer has no length before it is unpacked
+        headers |= {"Authorization": f"Bearer {api_key}"} if api_key else {}
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=64)
         self._client = httpx2.AsyncClient(
             base_url=self.url,
@@ -59,11 +85,14 @@ class Replica:
         return self.fault is None
 
     async def send(self, request: Request, *, timeout_s: float | None = None) -> httpx2.Response:
-        """The response, if its status is 200. Raises Unavailable, Busy, Refused or Forbidden."""
+        """The response, if its status is 200. Raises Unavailable, Busy, Refused, Forbidden or BadAnswer.
+
+        Not more than the request can need is read, and of an error page its beginning.
+        """
         seconds = timeout_s or self.timeout_s
         try:
             async with asyncio.timeout(seconds):
-                response = await self._client.request(request.method, request.path, json=request.json)
+                response = await self._exchange(request)
         except TimeoutError:
             raise Unavailable(f"{self.url} did not answer within {seconds:g} s") from None
         except httpx2.TransportError as error:
@@ -73,6 +102,32 @@ class Replica:
         if response.status_code == 200:
             return response
         raise self._fault(response)
+
+    async def _exchange(self, request: Request) -> httpx2.Response:
+        """The response with its body, cut where it is an error page."""
+        async with self._client.stream(request.method, request.path, json=request.json) as response:
+            if response.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+                raise BadAnswer(f"{self.url}: the answer is compressed, although Accept-Encoding is identity")
+            is_error, body = response.status_code != 200, bytearray()
+            limit = MAX_ERROR if is_error else request.max_bytes
+            async for chunk in response.aiter_raw():
+                body += chunk[: limit + 1 - len(body)]
+                if len(body) > limit:
+                    break
+        content = bytes(body)
+        if not is_error:
+            await self._check_size(request, content)
+        return httpx2.Response(response.status_code, headers=response.headers, content=content, request=response.request)
+
+    async def _check_size(self, request: Request, body: bytes) -> None:
+        """Raise BadAnswer for a body that is longer, or takes more memory as JSON, than the request can need."""
+        if len(body) > request.max_bytes:
+            raise BadAnswer(
+                f"{self.url}: the answer is longer than the {request.max_bytes / 1e6:g} MB that this request can need"
+            )
+        size = await asyncio.to_thread(parsed_bytes, body) if len(body) > LARGE else 0
+        if size > MAX_PARSED + PARSED_SHARE * request.max_bytes:
+            raise BadAnswer(f"{self.url}: the answer would take {size / 1e6:.0f} MB of memory, more than this request can need")
 
     def _fault(self, response: httpx2.Response) -> Exception:
         status = response.status_code
@@ -98,6 +153,8 @@ class Replica:
             return "a web page, as no OpenAI-compatible server gives it"
         if self._api_key:
             text = text.replace(self._api_key, "[the key]")
+            if len(response.content) > MAX_ERROR:
+                text = text[: -len(self._api_key)]  # what was cut may be in the middle of the key
         return " ".join(text.split())[:300]
 
     async def close(self) -> None:

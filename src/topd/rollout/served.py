@@ -115,7 +115,8 @@ class ServedEngine:
             **NEUTRAL,
             **ends,
         }
-        request = Request(path="/v1/completions", json=body)
+        num_tokens = params.n * (len(prompt.token_ids) + params.max_tokens)
+        request = Request(path="/v1/completions", json=body, num_tokens=num_tokens)
         rollouts = await self.served.pool.send(lambda: request, lambda response: self._read(response, prompt, params))
         return RolloutGroup(prompt=prompt, rollouts=rollouts, policy_version=version)
 

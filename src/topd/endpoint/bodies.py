@@ -1,0 +1,16 @@
+"""What a JSON body costs in memory, estimated from its bytes before anything is made of it."""
+
+TEXT, WIDE_TEXT = 2, 8
+"""Bytes a byte of the body costs as text, itself included in neither; wide where one character can make a whole string wide."""
+
+OBJECTS = ((b"{", 240), (b"[", 88), (b",", 40), (b":", 64), (b'"', 32))
+"""Bytes in memory of the objects that stand behind each character, a little more than CPython uses."""
+
+
+def parsed_bytes(body: bytes) -> int:
+    """An upper bound of the memory of `json.loads(body)` while it runs, within some percent.
+
+    Characters inside strings count too. 31 MB of text take 90 MB by this measure, `[[],[],...]` of 31 MB 1.4 GB.
+    """
+    wide = not body.isascii() or b"\\u" in body
+    return len(body) * (1 + (WIDE_TEXT if wide else TEXT)) + sum(body.count(mark) * cost for mark, cost in OBJECTS)
