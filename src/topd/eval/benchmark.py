@@ -15,14 +15,11 @@ from topd.ops.estimate import avg_at_k, bootstrap_interval, pass_at_k
 from topd.rollout.engine import Engine, SamplingParams
 from topd.run.catalogue import excluded
 from topd.tasks.answers import in_context
-from topd.tasks.grading import Grade, Grader, make_grader
+from topd.tasks.grading import FULL_MARKS, Grade, Grader, make_grader
 from topd.tasks.load import load_task
 from topd.tasks.prompts import make_prompts
 from topd.tasks.task import Problem, Task
 from topd.types import Prompt, RolloutGroup
-
-FULL_MARKS = 1.0 - 1e-6
-"""A completion is right if its grade reaches this; graders may return fractions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,4 +90,4 @@ def load(config: ReasoningGymConfig, *, seed: int) -> Task:
 def _problem(item: dict[str, Any], domain: str) -> Problem:
     named = item["answer"] is not None
     answer = str(item["answer"]) if named else ANY
-    return Problem(question=item["question"], answer=answer, has_one_answer=named, domain=domain, metadata=item)
+    return Problem(question=item["question"], answer=answer, answer_is_named=named, domain=domain, metadata=item)

@@ -34,8 +34,8 @@ class Problem:
     """This problem's own; None: that of the task's configuration."""
     answer: str | None = None
     """None: there is nothing to grade against. Never empty or blank."""
-    has_one_answer: bool = True
-    """False: several answers are right, the scorer tells which, and `answer` only says so."""
+    answer_is_named: bool = True
+    """False: only the scorer can tell a right answer, and `answer` says no more than that."""
     domain: str = "default"
     demonstration: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)

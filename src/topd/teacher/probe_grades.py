@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from topd.rollout.engine import Engine, SamplingParams
 from topd.tasks.answers import in_context
-from topd.tasks.grading import Grade, Grader
+from topd.tasks.grading import FULL_MARKS, Grade, Grader
 from topd.teacher.teacher import Check
 from topd.types import Prompt, Rollout
 
@@ -22,14 +22,14 @@ SHOWN = 160
 
 def check_gold(grader: Grader, prompts: Sequence[Prompt]) -> Iterator[Check]:
     """The right answer itself, in the form that is asked for, must be graded 1. Nothing is said where no answer is known."""
-    asked = [prompt for prompt in prompts if prompt.answer is not None and prompt.problem.has_one_answer][:GRADED_PROMPTS]
+    asked = [prompt for prompt in prompts if prompt.answer is not None and prompt.problem.answer_is_named][:GRADED_PROMPTS]
     if not asked:
         return
     pairs = [(form.format(prompt.answer), prompt.problem) for form in FORMS for prompt in asked]
     grades = [one.grade for one in grader.grade(pairs)]
     per_form = [grades[i : i + len(asked)] for i in range(0, len(grades), len(asked))]
     best = max(range(len(FORMS)), key=lambda i: sum(per_form[i]))
-    wrong = [prompt for prompt, grade in zip(asked, per_form[best], strict=True) if grade < 1]
+    wrong = [prompt for prompt, grade in zip(asked, per_form[best], strict=True) if grade < FULL_MARKS]
     if not wrong:
         yield Check(name="right answers", ok=True, detail=f"graded 1 in the form {FORMS[best].format('...')!r}")
         return
@@ -58,7 +58,7 @@ def check_grades(
     for who, engine in reversed(list(engines.items())) if asked else ():
         pairs = [(group.prompt, rollout) for group in engine.generate(asked, params) for rollout in group.rollouts]
         grades = grader.grade((in_context(prompt.text, rollout.text), prompt.problem) for prompt, rollout in pairs)
-        right, answers = sum(one.grade == 1 for one in grades), sum(one.extracted is not None for one in grades)
+        right, answers = sum(one.grade >= FULL_MARKS for one in grades), sum(one.extracted is not None for one in grades)
         cut = sum(rollout.finish_reason == "length" for _, rollout in pairs)
         detail = f"{right} of {len(pairs)} completions graded right, {cut} cut off at {params.max_tokens} tokens. "
         detail += _example(pairs, grades)
