@@ -105,7 +105,7 @@ def _early_signals() -> Iterator[None]:
     def stop(signum: int, frame: FrameType | None) -> None:
         while frame is not None:
             if frame.f_code.co_filename.startswith("<frozen importlib"):  # an import may swallow an exception, or crash from it
-                os.write(2, b"topd: interrupted, before anything was done\n")
+                os.write(2, b"topd: interrupted\n")
                 os._exit(EXIT_INTERRUPTED)
             frame = frame.f_back
         raise KeyboardInterrupt

@@ -567,10 +567,10 @@ def test_a_folder_without_digests_is_read_and_not_called_proven(trained: Path, t
     assert not read_run(tmp_path / "run").digests.lost
     (tmp_path / "run/digests.jsonl").unlink()
     run = everything(read_run(tmp_path / "run"))
-    assert run.digests.lost.startswith("there is no digests.jsonl with digests (an older version wrote this folder")
+    assert run.digests.lost.startswith("there is no digests.jsonl (an older version wrote this folder")
     assert (run.problems, len(run.metrics)) == ([], 2)
     (tmp_path / "run/digests.jsonl").mkdir()
-    assert "(digests.jsonl is no file)" in read_run(tmp_path / "run").digests.lost
+    assert "cannot be read (digests.jsonl is no file)" in read_run(tmp_path / "run").digests.lost
 
 
 def test_what_the_run_wrote_and_is_not_there_is_named(trained: Path, tmp_path: Path) -> None:
@@ -581,3 +581,15 @@ def test_what_the_run_wrote_and_is_not_there_is_named(trained: Path, tmp_path: P
         "summary.json is not there, although the run wrote it",
         "environment.json is not there, although the run wrote it",
     ]
+
+
+@pytest.mark.parametrize("column", ["teacher_logprobs", "advantages", "completion_ids"])
+def test_a_stream_that_some_rows_lack_is_damage(folder: Path, column: str) -> None:
+    """A run stores a stream for all completions of a step, or for none."""
+    write_step(folder, {"a": VECTOR})
+    rows = rows_of(folder)
+    rows[1][column] = None
+    rewrite(folder, *rows)
+    run = read_run(folder)
+    assert run.step(1) is None
+    assert "is null in 1 of 2 rows" in run.problems[-1]

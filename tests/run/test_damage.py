@@ -293,7 +293,7 @@ def test_a_resumed_run_says_what_is_not_there(tmp_path: Path) -> None:
     for name in ("digests.jsonl", "environment.json"):
         (tmp_path / "run" / name).unlink()
     digests, data = begin(run__resume=True)
-    assert digests.startswith("there is no digests.jsonl with digests (an older version wrote this folder, or it was deleted)")
+    assert digests.startswith("there is no digests.jsonl (an older version wrote this folder, or it was deleted)")
     assert data == "environment.json is not there: that the data are those of before is not proven"
     assert begin(run__resume=True) == []
     (tmp_path / "run/config.toml").write_text("")
@@ -316,3 +316,17 @@ def test_a_run_that_goes_on_while_it_is_read_is_not_called_damaged(directory: Ru
     directory.write_summary({"a": 2})
     assert [row["step"] for row in reader.lines(directory.metrics_log)] == [1, 2]
     assert reader.difference(directory.path / "summary.json") == ""
+
+
+@pytest.mark.parametrize("where", [0.1, 0.3, 0.5, 0.7, 0.9])
+def test_a_flipped_bit_in_the_digests_blames_no_file(directory: RunDirectory, where: float) -> None:
+    record(directory, 4)
+    directory.write_summary({"a": 1})
+    flip(directory.digests.path, where)
+    again = RunDirectory(directory.path)
+    assert "digests.jsonl has 1 damaged lines" in again.digests.lost or "digests.jsonl has 2 damaged lines" in again.digests.lost
+    again.digests.begin(again.metrics_log, again.evals_log)
+    again.forget_after(4)
+    assert again.digests.difference(again.path / "summary.json") == ""
+    assert RunDirectory(directory.path).digests.lost == ""
+    assert len(RunDirectory(directory.path).metrics()) == 4

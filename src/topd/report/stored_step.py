@@ -91,6 +91,10 @@ def _groups(table: pa.Table, updates: Mapping[tuple[str, int], Mapping[str, Any]
         raise ValueError(f"{absent[0]} is null")
     ids = _cells(table["completion_ids"])
     streams = {name: _cells(table[column]) for column, name in _STREAM_OF.items() if column in table.column_names}
+    for name, cells in {"completion_ids": ids, **streams}.items():
+        nulls = sum(cell is None and (tokens is None or len(tokens) > 0) for cell, tokens in zip(cells, ids, strict=True))
+        if nulls and (name == "completion_ids" or any(cell is not None for cell in cells)):
+            raise ValueError(f"{name} is null in {nulls} of {len(cells)} rows")
     rows_of: dict[str, list[int]] = {}
     for row, prompt_id in enumerate(columns["prompt_id"]):
         rows_of.setdefault(prompt_id, []).append(row)

@@ -7,7 +7,6 @@ checkpoint's digests are in its marker, so that they go where the folder goes.
 
 import contextlib
 import hashlib
-import json
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -52,27 +51,33 @@ class Digests:
         self.folder = folder
         self.path = folder / NAME
         self.lost = ""
-        """Why the folder has none: nothing in it is proven then. "" if it has some."""
+        """Why the folder has none, or not all: what is without one is not proven then. "" if all are there."""
         self._known: dict[str, set[str]] = {}
         self._size = -1
         self._read()
 
     def _read(self) -> bool:
         """Read what was noted since, if there is anything. A run may go on while its folder is read."""
-        reason = "an older version wrote this folder, or it was deleted"
         try:
             size = self.path.stat().st_size if self.path.exists() else 0
             if size == self._size:
                 return False
             self._size = size
-            for line in parsed_lines(self.path):
-                if not isinstance(line, Exception) and isinstance(line.get("file"), str) and isinstance(line.get("sha256"), str):
-                    self._known.setdefault(line["file"], set()).add(line["sha256"])
+            notes = list(parsed_lines(self.path))
         except OSError as error:
-            reason = first_line(error)
-        self.lost = (
-            "" if self._known else f"there is no {NAME} with digests ({reason}): that files of before are whole is not proven"
-        )
+            self.lost = f"{NAME} cannot be read ({first_line(error)}): that files of before are whole is not proven"
+            return False
+        whole = [
+            note for note in notes if not isinstance(note, Exception) and note == _note(note.get("file"), note.get("sha256"))
+        ]
+        for note in whole:
+            self._known.setdefault(note["file"], set()).add(note["sha256"])
+        if not whole:
+            self.lost = (
+                f"there is no {NAME} (an older version wrote this folder, or it was deleted): that files are whole is not proven"
+            )
+        elif len(whole) < len(notes):
+            self.lost = f"{NAME} has {len(notes) - len(whole)} damaged lines: that what they spoke of is whole is not proven"
         return True
 
     def knows(self, path: Path) -> bool:
@@ -102,23 +107,25 @@ class Digests:
         """As `parsed_lines`, with an error also in the place of a line that nobody wrote."""
         known = self._known.get(self._name(path))
         for line in parsed_lines(path):
-            if isinstance(line, Exception) or not known or _of_line(line) in known or (self._read() and _of_line(line) in known):
+            if isinstance(line, Exception) or not known or self.lost:
                 yield line
-            else:
-                yield ValueError("it is not a line that was written")
+                continue
+            is_written = _of_line(line) in known or (self._read() and _of_line(line) in known)
+            yield line if is_written else ValueError("it is not a line that was written")
 
     def begin(self, *logs: Path) -> None:
-        """Make the file anew, without a line that was cut off. The lines that are in `logs` of an older version become known."""
+        """Make the file anew, without what was cut off or damaged. The lines of `logs` whose digests are lost become known."""
         for log in logs if self.lost else []:
             with contextlib.suppress(OSError):  # whoever reads the log says so
                 rows = [line for line in parsed_lines(log) if not isinstance(line, Exception)]
-                self._known[self._name(log)] = {_of_line(row) for row in rows}
-        notes = [{"file": name, "sha256": digest} for name, known in sorted(self._known.items()) for digest in sorted(known)]
-        write_text(self.path, "".join(json.dumps(note) + "\n" for note in notes))
+                self._known.setdefault(self._name(log), set()).update(map(_of_line, rows))
+        notes = [_note(name, digest) for name, known in sorted(self._known.items()) for digest in sorted(known)]
+        write_text(self.path, "".join(text_of(note) + "\n" for note in notes))
+        self.lost = ""
 
     def check_folder(self, folder: Path, where: str) -> None:
         """Raise ConfigError if a file of a folder that was noted is not what was written."""
-        for file in sorted(folder.rglob("*")) if not self.lost else ():
+        for file in sorted(folder.rglob("*")) if self._known else ():
             if reason := self.difference(file):
                 raise ConfigError(
                     f"{where} is damaged: {file.name}: {reason}. Put a whole copy in its place; or delete {folder}, and "
@@ -131,8 +138,13 @@ class Digests:
     def _add(self, name: str, digest: str) -> None:
         known = self._known.setdefault(name, set())
         if digest not in known:
-            append_line(self.path, {"file": name, "sha256": digest})
+            append_line(self.path, _note(name, digest))
             known.add(digest)
+
+
+def _note(name: object, digest: object) -> dict[str, Any]:
+    """A line of the file, which has a digest of its own."""
+    return {"file": name, "sha256": digest, "check": hashlib.sha256(f"{name} {digest}".encode()).hexdigest()[:8]}
 
 
 def _of_line(value: Mapping[str, Any]) -> str:
