@@ -334,7 +334,7 @@ def test_problems_of_a_folder_are_in_its_page(folder: Path) -> None:
 
 
 def test_a_page_says_whether_its_files_are_proven(folder: Path) -> None:
-    assert "Note: there is no digests.jsonl with digests (an older version wrote this folder" in words(Parsed(made(folder)))
+    assert "Note: there is no digests.jsonl (an older version wrote this folder" in words(Parsed(made(folder)))
     Digests(folder).note(folder / "config.toml", folder / "config.toml")
     assert "digests.jsonl" not in words(Parsed(made(folder)))
 
