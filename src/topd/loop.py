@@ -8,14 +8,14 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from topd.assemble import Parts, assemble, make_trainer, probe, require
 from topd.config import Config
 from topd.errors import ConfigError, RunStopped, first_line
-from topd.eval.benchmark import Benchmark, benchmarks_sha256, evaluate_engine, sampling_params
+from topd.eval.benchmark import Benchmark, benchmarks_sha256, evaluate_engine, sampling_dtype, sampling_params
 from topd.models.export import export
 from topd.models.proof import make_probe
 from topd.models.vocabulary import entries
@@ -284,11 +284,12 @@ class Run:
             if step == 0 and self.config.eval.teacher and teacher is not None:
                 self._evaluate("teacher", step, benchmark, teacher.engine())
 
-    def _evaluate(self, who: str, step: int, benchmark: Benchmark, engine: Engine) -> None:
+    def _evaluate(self, who: Literal["student", "teacher"], step: int, benchmark: Benchmark, engine: Engine) -> None:
         if (who, step, benchmark.name) in {(row["model"], row["step"], row["benchmark"]) for row in self.directory.evaluations()}:
             return
         with self.display.phase("eval", f"{who} on {benchmark.name}") as on_tokens:
-            result = evaluate_engine(engine, benchmark, sampling_params(self.config), on_tokens=on_tokens)
+            params, dtype = sampling_params(self.config), sampling_dtype(self.config, who)
+            result = evaluate_engine(engine, benchmark, params, dtype=dtype, on_tokens=on_tokens)
         self.directory.add_evaluation(row := {"model": who, "step": step, **result})
         self.trackers.evaluation(row)
         low, high = row["ci95"]

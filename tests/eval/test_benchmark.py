@@ -33,12 +33,13 @@ def test_pass_at_one_is_avg_at_k() -> None:
 
 
 def test_settings_are_stored_with_the_number_and_the_draw_is_repeatable(tmp_path: Path) -> None:
-    config = tiny_config(tmp_path, eval__max_problems=3, eval__samples_per_problem=4, eval__top_p=0.9)
+    own = {"eval__max_problems": 3, "eval__samples_per_problem": 4, "eval__top_p": 0.9, "student__dtype": "bfloat16"}
+    config = tiny_config(tmp_path, **own)
     first, second = evaluate("builtin:tiny-teacher", config), evaluate("builtin:tiny-teacher", config)
     assert first == second
     [row] = first
     assert (row["benchmark"], row["k"], row["problems"]) == ("held_out", 4, 3)
-    assert (row["temperature"], row["top_p"], row["max_completion_tokens"]) == (1.0, 0.9, 24)
+    assert (row["temperature"], row["top_p"], row["max_completion_tokens"], row["dtype"]) == (1.0, 0.9, 24, "bfloat16")
     assert 0 <= row["truncation_rate"] <= 1
 
 
@@ -109,7 +110,7 @@ def test_what_is_left_out_stands_in_the_row(tmp_path: Path) -> None:
     row = teacher_row(tmp_path, task__eval_path=held_out(tmp_path, *rows))
     assert row["problems"] == 4
     assert row["left_out"] == {"duplicates": 1, "without_answer": 4, "max_problems": 0}
-    row = teacher_row(tmp_path, task__eval_path=held_out(tmp_path, *rows), eval__seed=3) | {"k": 0}
+    row = teacher_row(tmp_path, task__eval_path=held_out(tmp_path, *rows), eval__seed=3)
     assert row["seed"] == 3
 
 
@@ -149,8 +150,11 @@ def test_what_is_left_out_is_said_with_the_table(tmp_path: Path, capsys: pytest.
     )
     (tmp_path / "train.jsonl").write_text('{"prompt": "1 + 2=", "answer": "3"}\n{"prompt": " 9+9=", "answer": "18"}\n')
     settings = {"task__path": str(tmp_path / "train.jsonl"), "rollout__prompts_per_step": 2, "eval__max_problems": None}
+    settings |= {"teacher__dtype": "bfloat16", "algorithm__rounding": 1.0}
     config = tiny_config(tmp_path / "run", run__steps=1, task__eval_path=path, task__max_prompt_tokens=6, **settings)
     topd.train(config)
+    rows = map(json.loads, (tmp_path / "run/evals.jsonl").read_text().splitlines())
+    assert {(row["model"], row["dtype"]) for row in rows} == {("student", "float32"), ("teacher", "bfloat16")}
     shown = " ".join(capsys.readouterr().out.split())
-    assert "held_out: 6 problems, 2 samples each (1 without an answer left out, 1 asked twice left out, 1 too long" in shown
+    assert "held_out: 6 problems, 2 samples each (1 left out without an answer, 1 left out as duplicate, 1 too long" in shown
     assert "1 training problems are also held out: they are not trained on" in shown

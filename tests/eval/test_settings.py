@@ -9,7 +9,7 @@ import torch
 
 from tests.e2e.tiny import tiny_config
 from topd import config_file
-from topd.eval.benchmark import Benchmark, evaluate_engine, sampling_params
+from topd.eval.benchmark import Benchmark, evaluate_engine, sampling_dtype, sampling_params
 from topd.rollout.embedded import EmbeddedEngine
 from topd.rollout.engine import SamplingParams
 from topd.tasks.grading import Grade, Grader
@@ -36,6 +36,29 @@ def test_the_random_numbers_depend_on_the_seed_of_the_evaluation_alone(tmp_path:
     assert params(tmp_path, run__seed=5).seed == base
     assert params(tmp_path, eval__seed=5).seed not in (base, params(tmp_path, eval__seed=6).seed)
     assert "rollout" not in base  # the stream of training rollouts, whose name also holds the step
+
+
+@pytest.mark.parametrize(
+    ("changes", "student", "teacher"),
+    [
+        ({}, "float32", "float32"),
+        ({"student__dtype": "bfloat16"}, "bfloat16", "float32"),
+        ({"teacher__dtype": "bfloat16", "trainer__dtype": "bfloat16"}, "float32", "bfloat16"),
+        ({"teacher": {"name": "x", "base_url": ["http://a"], "dtype": "bfloat16"}}, "float32", "bfloat16"),
+        (
+            {"teacher": None, "teachers": {"a": {"name": "x", "dtype": "bfloat16"}, "b": {"name": "x"}}},
+            "float32",
+            "a bfloat16, b float32",
+        ),
+        ({"teacher": None, "teachers": {"a": {"name": "x"}, "b": {"name": "x"}}}, "float32", "float32"),
+    ],
+)
+def test_the_precision_stored_is_that_of_the_model_that_is_sampled(
+    tmp_path: Path, changes: dict, student: str, teacher: str
+) -> None:
+    config = config_file.load(tiny_config(tmp_path, **changes))
+    assert sampling_dtype(config, "student") == student
+    assert sampling_dtype(config, "teacher") == teacher
 
 
 class Recorded(EmbeddedEngine):
@@ -83,10 +106,11 @@ def benchmark_() -> Benchmark:
 def test_every_sample_of_every_problem_is_graded_against_its_own_answer(benchmark_: Benchmark) -> None:
     engine = Recorded([["0", "0", "x"], ["y", "1", "cut"], ["1", "0", "yy"]])
     asked = SamplingParams(n=3, max_tokens=9, temperature=0.5, top_p=0.6, seed=(7, "eval"))
-    row = evaluate_engine(engine, benchmark_, asked, on_tokens=lambda number: None)
+    row = evaluate_engine(engine, benchmark_, asked, dtype="bfloat16", on_tokens=lambda number: None)
     assert engine.asked == asked
     assert row["avg_at_k"] == pytest.approx((2 / 3 + 1 / 3 + 0) / 3)
     assert row["pass_at"]["3"]["value"] == pytest.approx(2 / 3)
     assert (row["k"], row["problems"], row["temperature"], row["top_p"], row["max_completion_tokens"]) == (3, 3, 0.5, 0.6, 9)
+    assert (row["engine"], row["dtype"]) == ("embedded", "bfloat16")
     assert row["truncation_rate"] == pytest.approx(1 / 9)
     assert row["mean_length"] == pytest.approx((7 * 1 + 3 + 2) / 9)

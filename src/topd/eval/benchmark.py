@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from topd.errors import ConfigError
 from topd.models.language_model import LanguageModel
 from topd.ops.estimate import avg_at_k, bootstrap_interval, pass_at_k
 from topd.rollout.engine import Engine, SamplingParams
-from topd.run.catalogue import excluded
+from topd.run.summary import excluded
 from topd.tasks.answers import in_context
 from topd.tasks.grading import FULL_MARKS, Grade, Grader, make_grader
 from topd.tasks.load import load_task
@@ -102,10 +102,22 @@ def sampling_params(config: Config) -> SamplingParams:
     )
 
 
+def sampling_dtype(config: Config, model: Literal["student", "teacher"]) -> str:
+    """The precision that a model is sampled in; of servers the declared one. Where teachers differ, each by its name."""
+    if model == "student":
+        return config.student.dtype
+    dtypes = {name: teacher.dtype for name, teacher in config.teachers_by_name().items()}
+    distinct = set(dtypes.values())
+    return distinct.pop() if len(distinct) == 1 else ", ".join(f"{name} {dtype}" for name, dtype in dtypes.items())
+
+
 def evaluate_engine(
-    engine: Engine, benchmark: Benchmark, params: SamplingParams, *, on_tokens: Callable[[int], None]
+    engine: Engine, benchmark: Benchmark, params: SamplingParams, *, dtype: str, on_tokens: Callable[[int], None]
 ) -> dict[str, Any]:
-    """Sample, grade and summarise: one row of evals.jsonl, without the name of the model. Grading goes on beside sampling."""
+    """Sample, grade and summarise: one row of evals.jsonl, without the name of the model. Grading goes on beside sampling.
+
+    `dtype`: the precision that the engine samples in, to be stored.
+    """
     pending: dict[str, list[Future[Grade]]] = {}
 
     def grade(groups: Sequence[RolloutGroup]) -> None:
@@ -131,6 +143,7 @@ def evaluate_engine(
         "max_completion_tokens": params.max_tokens,
         "seed": params.seed[0],
         "engine": engine.kind,
+        "dtype": dtype,
         "too_long": benchmark.too_long,
         **benchmark.stored,
     }

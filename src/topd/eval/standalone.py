@@ -31,6 +31,6 @@ def evaluate_model(name: str, config: Config, display: Display | None = None) ->
         for notice in benchmark.notices:
             display.line(notice)
         with closing(benchmark.grader), display.phase("eval", f"{name} on {benchmark.name}") as on_tokens:
-            row = evaluate_engine(engine, benchmark, sampling_params(config), on_tokens=on_tokens)
+            row = evaluate_engine(engine, benchmark, sampling_params(config), dtype=config.student.dtype, on_tokens=on_tokens)
         rows.append({"model": name, **row})
     return rows

@@ -4,9 +4,7 @@ Volatile metrics (times, throughput, memory) differ between two runs of the same
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from topd.run.healthy import HEALTHY, Healthy
 
@@ -117,20 +115,3 @@ VOLATILE = frozenset(metric.name for metric in METRICS if metric.volatile)
 def declared_name(name: str) -> str:
     """The name in the table: teacher/math/gap is declared as teacher/NAME/gap."""
     return re.sub(r"^teacher/[^/]+/", "teacher/NAME/", name)
-
-
-_EXCLUDED = {
-    "without_answer": "without an answer left out",
-    "duplicates": "asked twice left out",
-    "max_problems": "left out by eval.max_problems",
-}
-
-
-def excluded(row: Mapping[str, Any]) -> str:
-    """What a row of evals.jsonl says of problems that are not sampled: "2 asked twice left out, 1 too long counts as wrong"."""
-    left_out = row.get("left_out")
-    counts = left_out if isinstance(left_out, Mapping) else {}
-    parts = [f"{counts[name]} {words}" for name, words in _EXCLUDED.items() if counts.get(name)]
-    if row.get("too_long"):
-        parts.append(f"{row['too_long']} too long, counted as wrong")
-    return ", ".join(parts)

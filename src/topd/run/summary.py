@@ -1,7 +1,7 @@
 """The end of a run: summary.json, and the table a person reads."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,16 @@ from rich.table import Table
 from rich.text import Text
 
 from topd.config import Config
-from topd.run.catalogue import excluded
 from topd.run.directory import RunDirectory
 from topd.run.files import spans
 
 SHORT = ("avg_at_k", "ci95", "k", "problems")
+
+_LEFT_OUT = {
+    "without_answer": "left out without an answer",
+    "duplicates": "left out as duplicate",
+    "max_problems": "left out by eval.max_problems",
+}
 
 
 def summarise_run(config: Config, directory: RunDirectory, due: Sequence[str] = ()) -> dict[str, Any]:
@@ -51,6 +56,16 @@ def gaps(config: Config, directory: RunDirectory, steps_done: int, benchmarks: S
         if lost := [step for step in steps if (model, name, step) not in there]:
             sentences.append(f"evals.jsonl lacks the {model} on {name} at steps {spans(lost)}")
     return sentences
+
+
+def excluded(row: Mapping[str, Any]) -> str:
+    """What a row of evals.jsonl says of problems not sampled: "2 left out as duplicate, 1 too long, counted as wrong"."""
+    left_out = row.get("left_out")
+    counts = left_out if isinstance(left_out, Mapping) else {}
+    parts = [f"{counts[name]} {words}" for name, words in _LEFT_OUT.items() if counts.get(name)]
+    if row.get("too_long"):
+        parts.append(f"{row['too_long']} too long, counted as wrong")
+    return ", ".join(parts)
 
 
 def _three(rows: list[dict[str, Any]], steps: int) -> dict[str, Any]:
