@@ -8,7 +8,7 @@ HEADED = r"####(?=\s*[-+]?\\?\$?\d(?:[\d,./]*\d)?\s*(?:\\?%|[^\W\d_]+)?\s*$|[^\n
 MARKER = re.compile(
     rf"(?:{HEADED}|\banswer[\s*_]*(?:is|are|was|[:\uff1a=])|答案[\s*_]*[是为為:\uff1a=])"
     r"(?!\s*(?:above|below|calculated|clear|correct|derived|found|helpful|obtained|right|useful|wrong)\b)"
-    r"(?:\n\s*[-\u2022]\s+|[\s*_:\uff1a]|\\\[|\$\$)*(?:(?:option|choice|equal to|simply|hence|therefore|thus)\s+)?",
+    r"(?:\n\s*[-\u2022]\s+|[\s*_:\uff1a]|\\\[|\$\$)*(?:(?:option|choice|equal to|therefore)\s+)?",
     re.IGNORECASE | re.MULTILINE,
 )
 """What introduces an answer; the text after the last one counts, to the end of the sentence or line."""

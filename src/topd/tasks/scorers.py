@@ -150,7 +150,7 @@ def _number(text: str) -> Fraction | None:
 def _as_text(right: str, answer: str) -> bool | None:
     """Whether two answers that are no mathematics are the same text, without regard to case; None if they are mathematics."""
     texts = right, answer
-    if len(right) == 1 and right.isalpha() and (chosen := CHOSEN.fullmatch(_plain(answer))):
+    if len(right) == 1 and (chosen := CHOSEN.fullmatch(_plain(answer))):
         return right == chosen[1]  # of several choices, with what it says
     if any(WORDS.fullmatch(_plain(text)) or MORE.fullmatch(_plain(text)) for text in texts):
         return _plain(right).casefold() == _plain(answer).casefold()
@@ -173,7 +173,7 @@ def _as_mathematics(right: str, answer: str) -> bool:
     if {_bracket(right), _bracket(answer)} == {"set", "tuple"}:
         return False
     first, equals, second = answer.partition("=")
-    if equals and "=" not in second and "=" not in right and not re.search(r"[^\W\d_]|[<>\\]\s*$", first):
+    if equals and "=" not in second and not re.search(r"[^\W\d_]|[<>\\]\s*$", first):
         return equal(_parsed(right), _parsed(first)) and equal(_parsed(right), _parsed(second))  # 10 = 20 is not 20
     return equal(_parsed(right), _parsed(answer))
 
@@ -182,7 +182,7 @@ def _bracket(text: str) -> str | None:
     """What an enumeration is, by its brackets."""
     if text.startswith(r"\{") and text.endswith(r"\}"):
         return "set"
-    return "tuple" if text[:1] in "([" and text[-1:] in ")]" and "," in text else None
+    return "tuple" if text[:1] in "([" and text[-1:] in ")]" else None
 
 
 def _close(right: list[Any], answer: list[Any]) -> bool | None:
