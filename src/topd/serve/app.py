@@ -1,28 +1,32 @@
 """The routes: what is read, computed and answered."""
 
 import asyncio
+import contextlib
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from anyio import CapacityLimiter, to_thread
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from topd.endpoint.bodies import parsed_bytes
 from topd.serve.answers import Spelling, completion_answer, score_answer, to_json
+from topd.serve.budget import Budget, Share
 from topd.serve.guard import Guard, error_response, json_response
 from topd.serve.metrics import ServerMetrics
 from topd.serve.protocol import (
     ApiError,
+    ApiRequest,
     CompletionRequest,
     DetokenizeRequest,
     ScoreRequest,
@@ -33,14 +37,14 @@ from topd.serve.protocol import (
 from topd.serve.work import Reload, Work, completion_job, encode, score_work, token_ids
 from topd.serve.worker import Worker
 
+T = TypeVar("T")
+R = TypeVar("R", bound=ApiRequest)
+
 CLIENT_LEFT = 499
 PAUSE_MODES = ("abort", "wait", "keep")
 
 BODY_S = 60.0
 """Seconds in which a body must arrive."""
-
-BODIES_AT_ONCE = 4
-"""Bodies of the greatest size that may be in memory before they are read as JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +92,8 @@ class _Api:
         self.spelling = Spelling(worker.model.tokenizer)
         self.created = int(time.time())
         self.model.tokenizer.encode("0")  # sets truncation and padding once, so that no two threads do
-        self.body_bytes = 0
+        self.budget = Budget()
+        self._lane = CapacityLimiter(1)
 
     async def health(self, request: Request) -> Response:
         return Response(status_code=200 if self.worker.is_alive else 503)
@@ -116,50 +121,53 @@ class _Api:
         return json_response({"object": "list", "data": [card]})
 
     async def tokenize(self, request: Request) -> Response:
-        asked = read(TokenizeRequest, await self._body(request))
-        self._check_model(asked.model)
-        ids = await run_in_threadpool(encode, asked.prompt, self.model, add_special_tokens=asked.add_special_tokens)
-        strings = self.model.tokenizer.convert_ids_to_tokens(ids) if asked.return_token_strs else None
-        limit = self.model.context_length
-        return json_response({"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": strings})
+        async with self._asked(request, TokenizeRequest) as asked:
+
+            def answer() -> bytes:
+                ids = encode(asked.prompt, self.model, add_special_tokens=asked.add_special_tokens)
+                strings = self.model.tokenizer.convert_ids_to_tokens(ids) if asked.return_token_strs else None
+                limit = self.model.context_length
+                return to_json({"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": strings})
+
+            return Response(await self._aside(answer), media_type="application/json")
 
     async def detokenize(self, request: Request) -> Response:
-        asked = read(DetokenizeRequest, await self._body(request))
-        self._check_model(asked.model)
-        ids = token_ids(asked.tokens, self.model, "tokens") if asked.tokens else ()
-        decode = functools.partial(self.model.tokenizer.decode, skip_special_tokens=asked.skip_special_tokens)
-        return json_response({"prompt": await run_in_threadpool(decode, ids)})
+        async with self._asked(request, DetokenizeRequest) as asked:
+
+            def answer() -> bytes:
+                ids = token_ids(asked.tokens, self.model, "tokens") if asked.tokens else ()
+                return to_json({"prompt": self.model.tokenizer.decode(ids, skip_special_tokens=asked.skip_special_tokens)})
+
+            return Response(await self._aside(answer), media_type="application/json")
 
     async def completions(self, request: Request) -> Response:
-        asked = read(CompletionRequest, await self._body(request))
-        self._check_model(asked.model)
-        job = await run_in_threadpool(completion_job, asked, self.model)
-        pieces = [piece for prompt in job.sampling for piece in prompt]
-        results = iter(await self._run(request, [*([job.scoring] if job.scoring else []), *pieces]))
-        scored = next(results) if job.scoring else None
-        sampled = [[next(results) for _ in prompt] for prompt in job.sampling]
-        name = self.settings.name
+        async with self._asked(request, CompletionRequest) as asked:
+            job = await self._aside(functools.partial(completion_job, asked, self.model))
+            pieces = [piece for prompt in job.sampling for piece in prompt]
+            results = iter(await self._run(request, [*([job.scoring] if job.scoring else []), *pieces]))
+            scored = next(results) if job.scoring else None
+            sampled = [[next(results) for _ in prompt] for prompt in job.sampling]
+            name = self.settings.name
 
-        def answer() -> bytes:
-            return to_json(completion_answer(job, scored, sampled, model=self.model, name=name, spelling=self.spelling))
+            def answer() -> bytes:
+                return to_json(completion_answer(job, scored, sampled, model=self.model, name=name, spelling=self.spelling))
 
-        return Response(await run_in_threadpool(answer), media_type="application/json")
+            return Response(await self._aside(answer), media_type="application/json")
 
     async def score(self, request: Request) -> Response:
-        asked = read(ScoreRequest, await self._body(request))
-        self._check_model(asked.model)
-        work = await run_in_threadpool(score_work, asked, self.model)
-        [scored] = await self._run(request, [work])
-        body = await run_in_threadpool(score_answer, work, scored, name=self.settings.name)
-        headers = {"X-Topd-Fingerprint": scored.fingerprint}
-        return Response(body, media_type="application/x-safetensors", headers=headers)
+        async with self._asked(request, ScoreRequest) as asked:
+            work = await self._aside(functools.partial(score_work, asked, self.model))
+            [scored] = await self._run(request, [work])
+            body = await self._aside(functools.partial(score_answer, work, scored, name=self.settings.name))
+            headers = {"X-Topd-Fingerprint": scored.fingerprint}
+            return Response(body, media_type="application/x-safetensors", headers=headers)
 
     async def pause(self, request: Request) -> Response:
         _require_json(request)
         mode = request.query_params.get("mode", "abort")
         if mode not in PAUSE_MODES:
             raise ApiError(400, f"mode must be one of {', '.join(PAUSE_MODES)}, found {mode}", param="mode")
-        await run_in_threadpool(self.queue.pause, abort=mode == "abort")
+        await to_thread.run_sync(functools.partial(self.queue.pause, abort=mode == "abort"))
         return json_response({"status": "paused"})
 
     async def resume(self, request: Request) -> Response:
@@ -172,12 +180,14 @@ class _Api:
         return json_response({"success": True})
 
     async def collective_rpc(self, request: Request) -> Response:
-        asked = await self._body(request)
+        with self.budget.share() as share:
+            body = await self._body(request, share)
+            asked = await self._aside(functools.partial(parse_json, body))
         if asked.get("method") != "reload_weights":
             raise ApiError(400, f"method must be reload_weights, found {asked.get('method')}", param="method")
         kwargs = asked.get("kwargs")
         path = kwargs.get("weights_path") if isinstance(kwargs, dict) and len(kwargs) == 1 else None
-        if not isinstance(path, str) or not Path(path).is_dir():
+        if not isinstance(path, str) or not _is_folder(path):
             raise ApiError(400, "kwargs must be {weights_path: a folder on the server's machine}", param="kwargs")
         return json_response({"results": await self._run(request, [Reload(folder=Path(path))])})
 
@@ -200,32 +210,51 @@ class _Api:
             raise ApiError(503, "the weights changed while this request ran; send it again", retry_after=1)
         return found
 
-    async def _body(self, request: Request) -> dict[str, Any]:
-        """The JSON object of the body. Its size is checked while it arrives."""
-        limit, size, chunks = self.settings.max_body_bytes, 0, []
+    @contextlib.asynccontextmanager
+    async def _asked(self, request: Request, kind: type[R]) -> AsyncIterator[R]:
+        """The request in the body. The memory it takes counts until it is answered."""
+        with self.budget.share() as share:
+            asked = await self._read(request, kind, share)
+            self._check_model(asked.model)
+            yield asked
+
+    async def _read(self, request: Request, kind: type[R], share: Share) -> R:
+        body = await self._body(request, share)
+        return await self._aside(lambda: read(kind, parse_json(body)))
+
+    async def _body(self, request: Request, share: Share) -> bytearray:
+        """The body. Its size is checked while it arrives, and then what it takes as Python objects."""
+        limit, body = self.settings.max_body_bytes, bytearray()
         declared = request.headers.get("content-length", "")
         _require_json(request)
+        if declared.isdecimal() and int(declared[:20]) > limit:
+            raise _too_large(limit)
         try:
-            if declared.isdecimal() and int(declared) > limit:
-                raise _too_large(limit)
             async with asyncio.timeout(BODY_S):
                 async for chunk in request.stream():
-                    size += len(chunk)
-                    self.body_bytes += len(chunk)
-                    if size > limit:
+                    share.set(share.num_bytes + len(chunk))
+                    if share.num_bytes > limit:
                         raise _too_large(limit)
-                    if self.body_bytes > BODIES_AT_ONCE * limit:
-                        raise ApiError(429, "too many large requests at once; send the request again later", retry_after=1)
-                    chunks.append(chunk)
-            return await run_in_threadpool(parse_json, b"".join(chunks))
+                    body += chunk
         except TimeoutError:
             raise ApiError(408, f"the body did not arrive within {BODY_S:g} s") from None
-        finally:
-            self.body_bytes -= size
+        share.set(await self._aside(functools.partial(parsed_bytes, body)))
+        return body
+
+    async def _aside(self, function: Callable[[], T]) -> T:
+        """What `function` returns, in a thread. One at a time: what one needs in between is in memory once."""
+        return await to_thread.run_sync(function, limiter=self._lane)
 
     def _check_model(self, model: str | None) -> None:
         if model not in (None, self.settings.name):
             raise ApiError(404, f"the model {model} does not exist; this server has {self.settings.name}", param="model")
+
+
+def _is_folder(path: str) -> bool:
+    try:
+        return Path(path).is_dir()
+    except (OSError, ValueError):  # too long, a loop of links, no text
+        return False
 
 
 async def _left(request: Request) -> None:

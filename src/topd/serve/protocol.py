@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, NoReturn, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 ERROR_TYPES = {
     400: "BadRequestError",
@@ -25,6 +25,15 @@ MAX_LOGPROBS = 20
 MAX_CHOICES = 4096
 """Prompts times `n` of one request."""
 
+MAX_TEXT = 1 << 20
+"""Characters of a text, or ids, that are tokenized or spelled at once: a tokenizer takes some hundred bytes for each."""
+
+MAX_STOPS = 1024
+"""Stop strings, characters of one, and stop tokens."""
+
+MAX_MESSAGE = 600
+"""Characters of an error; what a client sent is repeated in many."""
+
 MIN_TEMPERATURE = 0.01
 """Below it logits overflow; 0 is greedy."""
 
@@ -35,9 +44,9 @@ class ApiError(Exception):
     """An answer that is an error. `param` is the parameter at fault; `retry_after` is in seconds."""
 
     def __init__(self, status: int, message: str, *, param: str | None = None, retry_after: int | None = None) -> None:
-        super().__init__(message)
+        super().__init__(message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]} ...")
         self.status = status
-        self.param = param
+        self.param = None if param is None else param[:MAX_MESSAGE]
         self.retry_after = retry_after
 
     def body(self) -> dict[str, Any]:
@@ -46,7 +55,7 @@ class ApiError(Exception):
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.status}}
 
 
-def parse_json(body: bytes) -> dict[str, Any]:
+def parse_json(body: bytes | bytearray) -> dict[str, Any]:
     """The JSON object in a body. Raises ApiError for what is none, NaN and infinity included."""
     try:
         data = json.loads(body, parse_constant=_refuse_constant)
@@ -105,8 +114,8 @@ class CompletionRequest(ApiRequest):
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, gt=0, le=1)
     seed: int | None = None
-    stop: str | list[str] = []
-    stop_token_ids: list[int] = []
+    stop: str | Annotated[list[str], Field(max_length=MAX_STOPS)] = []
+    stop_token_ids: Annotated[list[int], FailFast(), Field(max_length=MAX_STOPS)] = []
     echo: bool = False
     logprobs: _TopLogprobs | None = None
     prompt_logprobs: _TopLogprobs | None = None
@@ -133,13 +142,13 @@ class ScoreGroup(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     prompt: Any
-    completions: list[Any] = Field(min_length=1)
+    completions: list[Any] = Field(min_length=1, max_length=MAX_CHOICES)
 
 
 class ScoreRequest(ApiRequest):
     """POST /v1/score."""
 
-    groups: list[ScoreGroup] = Field(min_length=1)
+    groups: Annotated[list[ScoreGroup], FailFast(), Field(min_length=1, max_length=MAX_CHOICES)]
     temperature: float = Field(1.0, ge=MIN_TEMPERATURE)
 
 
@@ -154,7 +163,7 @@ class TokenizeRequest(ApiRequest):
 class DetokenizeRequest(ApiRequest):
     """POST /detokenize."""
 
-    tokens: list[Any]
+    tokens: list[Any] = Field(max_length=MAX_TEXT)
     skip_special_tokens: bool = False
 
 

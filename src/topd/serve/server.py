@@ -21,13 +21,15 @@ from topd.models.device import pick_device, set_threads
 from topd.models.language_model import LanguageModel
 from topd.models.load import load
 from topd.serve.app import AppSettings, create_app
+from topd.serve.connection import KEEP_ALIVE_S, Connection
 from topd.serve.metrics import ServerMetrics
 from topd.serve.worker import Worker
 
 GRACE_SECONDS = 3.0
 """What runs when the server is told to stop may go on for so long."""
 
-KEEP_ALIVE_SECONDS = 60
+BACKLOG = 128
+"""Connections that the system holds until they are taken, all at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,14 +98,15 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 create_app(self.worker, metrics, settings),
-                http="h11",
+                http=Connection,
+                backlog=BACKLOG,
                 ws="none",
                 loop="asyncio",
                 lifespan="off",
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=math.ceil(GRACE_SECONDS) + 1,
             )
         )

@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from topd.models.language_model import LanguageModel
 from topd.serve.protocol import ApiError
 
+CONFIG, MAX_CONFIG = "config.json", 1_000_000
+"""Read for one setting; bytes."""
+
 
 def fingerprint(model: LanguageModel) -> str:
     """SHA-256, in hex, over all weights (names, types, shapes, bytes) and the vocabulary.
@@ -34,9 +37,7 @@ def reload_weights(model: LanguageModel, folder: Path) -> None:
     Names and shapes must be the module's own. An output head that is missing is the embedding's, where the module is tied or
     the folder's config.json says so; one that differs from the embedding unties a tied module. Raises ApiError otherwise.
     """
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise ApiError(400, f"{folder} holds no .safetensors file", param="kwargs")
+    files = _files(folder)
     with ExitStack() as stack:
         try:
             opened: list[Any] = [stack.enter_context(safe_open(file, framework="pt")) for file in files]
@@ -44,13 +45,42 @@ def reload_weights(model: LanguageModel, folder: Path) -> None:
             tied = _is_tied_after(model, folder, where)
             _check_names_and_shapes(model, where, tied=tied)
             new = {name: file.get_tensor(name) for name, file in where.items()}
-        except (SafetensorError, OSError, ValueError) as error:
+            _check_finite(model, new)
+        except (SafetensorError, OSError, ValueError, RecursionError) as error:
             raise ApiError(400, f"{folder} cannot be read: {error}", param="kwargs") from error
         _tie(model, tied=tied)
         with torch.no_grad():
             for name, parameter in _tensors(model).items():
                 if name in new:
                     parameter.copy_(new[name])
+
+
+def _files(folder: Path) -> list[Path]:
+    """The safetensors of a folder. Raises ApiError for none, and for what would block or never end: a pipe, a device."""
+    try:
+        files = sorted(folder.glob("*.safetensors"))
+        config = [folder / CONFIG] if (folder / CONFIG).exists() else []
+        odd = [file for file in [*files, *config] if not file.is_file()]
+        large = any(file.stat().st_size > MAX_CONFIG for file in config)
+    except OSError as error:
+        raise ApiError(400, f"{folder} cannot be read: {error}", param="kwargs") from error
+    if not files:
+        raise ApiError(400, f"{folder} holds no .safetensors file", param="kwargs")
+    if odd:
+        raise ApiError(400, f"{odd[0]} is not a regular file", param="kwargs")
+    if large:
+        raise ApiError(400, f"{folder / CONFIG} is larger than {MAX_CONFIG / 1e6:g} MB", param="kwargs")
+    return files
+
+
+def _check_finite(model: LanguageModel, new: dict[str, Tensor]) -> None:
+    """Raises ApiError for weights that are no finite floats, also where only the module's precision makes them so."""
+    own = _tensors(model)
+    for name, tensor in new.items():
+        if tensor.is_floating_point() != own[name].is_floating_point():
+            raise ApiError(400, f"{name} is {tensor.dtype} in the folder, {own[name].dtype} here", param="kwargs")
+        if not torch.isfinite(tensor.to(own[name].dtype)).all():
+            raise ApiError(400, f"{name} holds NaN or infinity in {own[name].dtype}; the old weights stay", param="kwargs")
 
 
 def _tensors(model: LanguageModel) -> dict[str, Tensor]:
@@ -75,9 +105,11 @@ def _is_tied_after(model: LanguageModel, folder: Path, where: dict[str, Any]) ->
             is_tied and embedding in where and torch.equal(where[head].get_tensor(head), where[embedding].get_tensor(embedding))
         )
         return bool(same)
-    config = folder / "config.json"
-    says_tied = config.is_file() and json.loads(config.read_text()).get("tie_word_embeddings") is True
-    return is_tied or says_tied
+    config = folder / CONFIG
+    content = json.loads(config.read_bytes()) if config.exists() else {}
+    if not isinstance(content, dict):
+        raise ValueError(f"{CONFIG} holds no JSON object")
+    return is_tied or content.get("tie_word_embeddings") is True
 
 
 def _check_names_and_shapes(model: LanguageModel, where: dict[str, Any], *, tied: bool) -> None:

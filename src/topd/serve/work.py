@@ -1,6 +1,7 @@
 """A request as work for the model: what is to be scored, and what is to be sampled."""
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -9,8 +10,14 @@ from topd.models.language_model import LanguageModel
 from topd.models.logprobs import Tokens
 from topd.rollout.engine import SamplingParams
 from topd.serve.prefixes import SharedPrefixes, share_prefixes
-from topd.serve.protocol import MAX_CHOICES, MIN_TEMPERATURE, ApiError, CompletionRequest, ScoreRequest
+from topd.serve.protocol import MAX_CHOICES, MAX_STOPS, MAX_TEXT, MIN_TEMPERATURE, ApiError, CompletionRequest, ScoreRequest
 from topd.types import Prompt
+
+MAX_ANSWER_BYTES = 400_000_000
+"""Memory of an answer while it is made."""
+
+LOGPROB_BYTES, TOKEN_BYTES, ID_BYTES = 300, 80, 16
+"""Of a log-prob with its token, a sampled token, and an id of a prompt that is repeated, as Python objects and as JSON."""
 
 SAMPLING_ROWS = 32
 """Completions that are sampled together. A prompt with a greater `n` is cut into pieces, each with its own prefill."""
@@ -117,10 +124,7 @@ def completion_job(request: CompletionRequest, model: LanguageModel) -> Completi
     """The work of a completion request. Raises ApiError for what vLLM refuses too, and for what this server cannot do."""
     _check_sampling(request, model)
     prompts = _prompts(request, model)
-    if len(prompts) * request.n > MAX_CHOICES:
-        raise ApiError(400, f"{len(prompts)} prompts times n = {request.n} is more than {MAX_CHOICES}; split the request")
-    for prompt in prompts:
-        check_length(len(prompt.token_ids), request.max_tokens, model, param="prompt")
+    _check_answer(request, [len(prompt.token_ids) for prompt in prompts])
     shared = share_prefixes([prompt.token_ids for prompt in prompts]) if request.scores_prompt else None
     return CompletionJob(
         request=request,
@@ -140,6 +144,8 @@ def _check_sampling(request: CompletionRequest, model: LanguageModel) -> None:
         raise ApiError(400, f"n must be 1 when temperature is 0, found {request.n}", param="n")
     if "" in request.stop_strings:
         raise ApiError(400, "stop must not hold an empty string", param="stop")
+    if any(len(stop) > MAX_STOPS for stop in request.stop_strings):
+        raise ApiError(400, f"stop must not hold a string of more than {MAX_STOPS} characters", param="stop")
     if not set(request.stop_token_ids) <= set(model.eos_token_ids):
         own = list(model.eos_token_ids)
         raise ApiError(400, f"stop_token_ids may name the model's end tokens only, {own}", param="stop_token_ids")
@@ -153,12 +159,34 @@ def _prompts(request: CompletionRequest, model: LanguageModel) -> tuple[PromptIn
     several = given if isinstance(given, list) and not isinstance(given[0], int) else [given]
     if not (all(isinstance(one, str) for one in several) or all(isinstance(one, list) for one in several)):
         raise ApiError(400, "prompt must be a string, strings, token ids or lists of token ids", param="prompt")
-    if isinstance(several[0], str):
-        ids = [encode(text, model, add_special_tokens=request.add_special_tokens) for text in several]
-        return tuple(
-            PromptInput(text=text, token_ids=token_ids(i, model, "prompt")) for text, i in zip(several, ids, strict=True)
+    if len(several) * request.n > MAX_CHOICES:
+        raise ApiError(400, f"{len(several)} prompts times n = {request.n} is more than {MAX_CHOICES}; split the request")
+    return tuple(_prompt(one, request, model) for one in several)
+
+
+def _prompt(given: str | list[Any], request: CompletionRequest, model: LanguageModel) -> PromptInput:
+    text = given if isinstance(given, str) else None
+    ids = given if text is None else encode(text, model, add_special_tokens=request.add_special_tokens)
+    prompt = PromptInput(text=text, token_ids=token_ids(ids, model, "prompt"))
+    check_length(len(prompt.token_ids), request.max_tokens, model, param="prompt")
+    return prompt
+
+
+def _check_answer(request: CompletionRequest, lengths: Sequence[int]) -> None:
+    """Raises ApiError if so many log-probs, most likely tokens and ids are wanted that the answer takes too much memory."""
+    shown = 0 if request.prompt_logprobs is None else 1 + request.prompt_logprobs
+    if request.echo and request.logprobs is not None:
+        shown += 1 + request.logprobs
+    of_prompts = sum(lengths) * request.n * (shown * LOGPROB_BYTES + ID_BYTES)
+    sampled = 0 if request.logprobs is None else 1 + request.logprobs
+    of_completions = len(lengths) * request.n * request.max_tokens * (sampled * LOGPROB_BYTES + TOKEN_BYTES)
+    num_bytes = of_prompts + of_completions
+    if num_bytes > MAX_ANSWER_BYTES:
+        raise ApiError(
+            400,
+            f"the answer could take {num_bytes / 1e6:.0f} MB of memory, more than {MAX_ANSWER_BYTES / 1e6:g}; ask for fewer "
+            "completions, tokens or log-probs at once",
         )
-    return tuple(PromptInput(text=None, token_ids=token_ids(one, model, "prompt")) for one in several)
 
 
 def _prompt_top_k(request: CompletionRequest) -> int | None:
@@ -201,6 +229,8 @@ def score_work(request: ScoreRequest, model: LanguageModel) -> Scoring:
 
 def encode(text: str, model: LanguageModel, *, add_special_tokens: bool) -> list[int]:
     """Token ids of a text. Raises ApiError for one that is no Unicode text (half a surrogate pair)."""
+    if len(text) > MAX_TEXT:
+        raise ApiError(400, f"a text of {len(text)} characters is longer than {MAX_TEXT}", param="prompt")
     try:
         text.encode()
     except UnicodeEncodeError as error:

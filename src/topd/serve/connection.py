@@ -1,0 +1,73 @@
+"""Connections: how many there may be, and how long one may take to ask. uvicorn has settings for neither."""
+
+import asyncio
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+MAX_CONNECTIONS = 512
+"""Beyond it, the connection that has waited longest without a request makes room for the new one."""
+
+HEAD_S = 10.0
+"""Seconds in which the head of a request must arrive, from the first byte or, on a new connection, from its beginning."""
+
+KEEP_ALIVE_S = 60
+"""Seconds that a connection is kept after an answer, while nothing moves on it."""
+
+
+class Connection(H11Protocol):
+    """uvicorn's HTTP/1.1, with these limits."""
+
+    _head: asyncio.TimerHandle | None = None
+    _since = 0.0
+    _unsent = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is being answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait_for_head()
+        if len(self.connections) > MAX_CONNECTIONS:
+            idle = [one for one in self.connections if isinstance(one, Connection) and one.is_idle]
+            min(idle, key=lambda one: one._since).drop()
+
+    def data_received(self, data: bytes) -> None:
+        if self.is_idle and self._head is None:
+            self._wait_for_head()
+        super().data_received(data)
+        if not self.is_idle:
+            self._stop_waiting()
+
+    def on_response_complete(self) -> None:
+        self._since = self.loop.time()
+        self._unsent = self.transport.get_write_buffer_size()
+        super().on_response_complete()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Unlike uvicorn's, drops an answer that nobody reads."""
+        unsent = self.transport.get_write_buffer_size()
+        if 0 < unsent < self._unsent:
+            self._unsent = unsent
+            self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+        else:
+            self.drop()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def drop(self) -> None:
+        """Close at once, and count no longer."""
+        self.connections.discard(self)
+        self.transport.abort()
+
+    def _wait_for_head(self) -> None:
+        self._since = self.loop.time()
+        self._head = self.loop.call_later(HEAD_S, self.drop)
+
+    def _stop_waiting(self) -> None:
+        if self._head is not None:
+            self._head.cancel()
+            self._head = None
