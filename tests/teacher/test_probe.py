@@ -39,8 +39,9 @@ def edit_json(path: Path, change) -> None:
 
 def test_the_shipped_pair_passes_every_check(tmp_path: Path) -> None:
     found = checks(tmp_path)
-    fits = ("vocabulary", "end token", "context", "temperature", "teacher log-probs", "student as own teacher")
-    assert list(found) == [*fits, "right answers", "grades of the student", "grades of the teacher"]
+    fits = ("vocabulary", "end token", "context", "temperature")
+    numbers = ("teacher log-probs", "teacher prefixes", "teacher probabilities", "student as own teacher")
+    assert list(found) == [*fits, *numbers, "right answers", "grades of the student", "grades of the teacher"]
     assert all(check.ok for check in found.values())
 
 
@@ -171,7 +172,10 @@ def test_noise_of_the_teachers_precision_is_that_of_the_teacher_loaded_so(tmp_pa
 
 def test_an_algorithm_that_takes_the_log_ratio_as_it_is_says_so(tmp_path: Path) -> None:
     own = checks(tmp_path, teacher__dtype="bfloat16", algorithm={"type": "opd"})["student as own teacher"]
-    assert own.detail.endswith('algorithm.type = "opd" takes it as signal')
+    assert own.detail.endswith(
+        ', and algorithm.type = "opd" learns from it. Set float32 for teacher and trainer, or algorithm.type = "topd", which leaves '
+        "out what is below algorithm.rounding."
+    )
     asked_nothing = checks(tmp_path, trainer__dtype="bfloat16", algorithm={"type": "grpo"})["student as own teacher"]
     assert "differs from itself" not in asked_nothing.detail
 

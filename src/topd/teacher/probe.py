@@ -18,9 +18,13 @@ from topd.models.logprobs import score_groups
 from topd.ops.proximal import proximal_reward
 from topd.ops.returns import immediate_plus_mean_future
 from topd.rollout.engine import Engine, SamplingParams
+from topd.teacher.endpoint import EndpointTeacher
 from topd.teacher.local import LocalTeacher
+from topd.teacher.probe_numbers import check_numbers
+from topd.teacher.probe_weights import check_weights
+from topd.teacher.routed import RoutedTeacher
 from topd.teacher.scoring import broken_scores
-from topd.teacher.teacher import Check, Teacher, Unscored
+from topd.teacher.teacher import Check, OneTeacher, Teacher, Unscored
 from topd.types import Prompt, RolloutGroup
 
 PROBE_PROMPTS, PROBE_ROLLOUTS, PROBE_TOKENS = 2, 2, 16
@@ -37,7 +41,7 @@ def check_run(
     *,
     student: LanguageModel,
     engine: Engine,
-    teacher: Teacher | None,
+    teacher: OneTeacher | RoutedTeacher | None,
     prompts: Sequence[Prompt],
     evaluated: Sequence[Prompt] = (),
 ) -> Iterator[Check]:
@@ -73,6 +77,7 @@ def check_run(
     groups = engine.generate(probe_prompts(prompts), params)
     if teacher is not None:
         yield _check_scores(teacher, groups)
+        yield from _check_numbers(teacher, student, groups)
     yield check_self_teacher(config, student, groups, asked=teacher is not None)
 
 
@@ -111,6 +116,19 @@ def _check_scores(teacher: Teacher, groups: Sequence[RolloutGroup]) -> Check:
             return Check(name=name, ok=False, detail=broken)
     num_tokens = sum(len(completion) for group in groups for completion in group.completions)
     return Check(name=name, ok=True, detail=f"one for each of {num_tokens} probe tokens")
+
+
+def _check_numbers(
+    teacher: OneTeacher | RoutedTeacher, student: LanguageModel, groups: Sequence[RolloutGroup]
+) -> Iterator[Check]:
+    """For each of several. What the probe has asked is no request of the first step."""
+    several = teacher.teachers if isinstance(teacher, RoutedTeacher) else {"": teacher}
+    for name, one in several.items():
+        checks = list(check_numbers(one, student, groups))
+        if isinstance(one, EndpointTeacher):
+            checks.append(check_weights(one, student, groups))
+        yield from (dataclasses.replace(check, name=f"{check.name} ({name})" if name else check.name) for check in checks)
+    teacher.counts()
 
 
 def check_self_teacher(config: Config, student: LanguageModel, groups: Sequence[RolloutGroup], *, asked: bool = True) -> Check:
@@ -176,7 +194,10 @@ def own_noise(
 def _judged_noise(name: str, detail: str, largest: float, algorithm: AlgorithmConfig) -> Check:
     rounding = getattr(algorithm, "rounding", None)
     if rounding is None:
-        return Check(name=name, ok=True, detail=f'{detail}. algorithm.type = "{algorithm.type}" takes it as signal')
+        detail += (
+            f', and algorithm.type = "{algorithm.type}" learns from it. Set float32 for teacher and trainer, or algorithm.type = '
+        )
+        return Check(name=name, ok=True, detail=detail + '"topd", which leaves out what is below algorithm.rounding.')
     if largest <= rounding:
         return Check(name=name, ok=True, detail=f"{detail}: no advantage, as algorithm.rounding = {rounding:g}")
     remedy = float(f"{2 * largest:.1g}")
