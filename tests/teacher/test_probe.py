@@ -173,8 +173,8 @@ def test_noise_of_the_teachers_precision_is_that_of_the_teacher_loaded_so(tmp_pa
 def test_an_algorithm_that_takes_the_log_ratio_as_it_is_says_so(tmp_path: Path) -> None:
     own = checks(tmp_path, teacher__dtype="bfloat16", algorithm={"type": "opd"})["student as own teacher"]
     assert own.detail.endswith(
-        ', and algorithm.type = "opd" learns from it. Set float32 for teacher and trainer, or algorithm.type = "topd", which leaves '
-        "out what is below algorithm.rounding."
+        ', and algorithm.type = "opd" learns from it. Set float32 for teacher and trainer, or algorithm.type = "topd", which '
+        "leaves out what is below algorithm.rounding."
     )
     asked_nothing = checks(tmp_path, trainer__dtype="bfloat16", algorithm={"type": "grpo"})["student as own teacher"]
     assert "differs from itself" not in asked_nothing.detail
