@@ -14,7 +14,8 @@ from topd.report.health.checks import verdicts
 from topd.report.stored import read_run
 from topd.rollout.embedded import EmbeddedEngine
 from topd.rollout.engine import SamplingParams
-from topd.tasks.grading import Grade, Grader
+from topd.tasks.grading import Grade, Grader, Rule
+from topd.tasks.scorers import exact
 from topd.tasks.task import Problem
 from topd.teacher.probe_grades import FORMS, GRADED_PROMPTS, GRADED_TOKENS, check_gold, check_grades
 from topd.teacher.teacher import Check
@@ -35,6 +36,7 @@ class Told(Grader):
 
     def __init__(self, table: Mapping[str, float]) -> None:
         self.table = table
+        self.rule = Rule(score=exact)
         self.asked: list[tuple[str, Problem]] = []
 
     def grade(self, completions: object) -> list[Grade]:
@@ -103,6 +105,22 @@ def test_right_answers_that_no_form_makes_right_are_counted_and_the_first_is_nam
         "graded right. Look at task.answer_pattern and task.grader. Try the rule on completions of your own with `topd grade`; "
         "docs/data.md has it."
     )
+
+
+@pytest.mark.parametrize(
+    "answer", ["1+1=2\n#### 2\n\nThanks", "The answer is 2.", '{"inputs": ["3"]}', '[{"input": "3"}]'], ids=range(4)
+)
+def test_right_answers_that_hold_more_than_an_answer_are_counted(answer: str) -> None:
+    """As themselves they would be graded 1. Wherever they stand in the data."""
+    prompts = [*(prompt(i) for i in range(GRADED_PROMPTS)), prompt(7, answer=answer)]
+    table = {form.format(text): 1.0 for form in FORMS for text in ("8", answer)}
+    [check] = gold(Told(table), *prompts)
+    assert check.warning
+    assert check.detail.startswith(f"1 of {len(prompts)} hold more than an answer")
+    assert f"{answer!r} of train/7" in check.detail
+    whole = Told(table)
+    whole.rule = Rule(score=exact, whole_text=True)
+    assert not gold(whole, *prompts)[0].warning
 
 
 def test_nothing_is_said_of_right_answers_that_nobody_names() -> None:

@@ -1,6 +1,7 @@
 """Whether completions of this pair on this task can be graded at all, seen on a few of them before anything is spent."""
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from topd.rollout.engine import Engine, SamplingParams
@@ -15,6 +16,9 @@ GRADED_PROMPTS, GRADED_ROLLOUTS, GRADED_TOKENS = 8, 2, 1024
 FORMS = ("\\boxed{{{}}}", "{}", "The answer is {}.", "Answer: {}", "#### {}", "<answer>{}</answer>", "So it is:\n{}")
 """Forms in which a completion may state its answer; the first is the one to ask for."""
 
+WORDY = re.compile(r"\S\s*\n\s*\S|^\s*(?:\{\s*\"|\[\s*\{)|\banswer is\b", re.IGNORECASE)
+"""Answers that no final answer of a completion equals."""
+
 READ_ON = "Try the rule on completions of your own with `topd grade`; docs/data.md has it."
 SHOWN = 160
 """Characters of an example's end that are shown."""
@@ -22,7 +26,8 @@ SHOWN = 160
 
 def check_gold(grader: Grader, prompts: Sequence[Prompt]) -> Iterator[Check]:
     """The right answer itself, in the form that is asked for, must be graded 1. Nothing is said where no answer is known."""
-    asked = [prompt for prompt in prompts if prompt.answer is not None and prompt.problem.answer_is_named][:GRADED_PROMPTS]
+    named = [prompt for prompt in prompts if prompt.answer is not None and prompt.problem.answer_is_named]
+    asked = named[:GRADED_PROMPTS]
     if not asked:
         return
     pairs = [(form.format(prompt.answer), prompt.problem) for form in FORMS for prompt in asked]
@@ -30,6 +35,16 @@ def check_gold(grader: Grader, prompts: Sequence[Prompt]) -> Iterator[Check]:
     per_form = [grades[i : i + len(asked)] for i in range(0, len(grades), len(asked))]
     best = max(range(len(FORMS)), key=lambda i: sum(per_form[i]))
     wrong = [prompt for prompt, grade in zip(asked, per_form[best], strict=True) if grade < FULL_MARKS]
+    wordy = [] if grader.rule.whole_text else [prompt for prompt in named if WORDY.search(prompt.answer or "")]
+    if not wrong and wordy:
+        yield Check(
+            name="right answers",
+            ok=True,
+            warning=True,
+            detail=f"{len(wordy)} of {len(named)} hold more than an answer (several lines, JSON or `answer is`), the first is "
+            f"{wordy[0].answer!r:.80} of {wordy[0].id}: completions state less, and are graded 0. Store the bare answer. {READ_ON}",
+        )
+        return
     if not wrong:
         yield Check(name="right answers", ok=True, detail=f"graded 1 in the form {FORMS[best].format('...')!r}")
         return
