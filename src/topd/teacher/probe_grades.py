@@ -42,7 +42,7 @@ def check_gold(grader: Grader, prompts: Sequence[Prompt]) -> Iterator[Check]:
             ok=True,
             warning=True,
             detail=f"{len(wordy)} of {len(named)} hold more than an answer (several lines, JSON or `answer is`), the first is "
-            f"{wordy[0].answer!r:.80} of {wordy[0].id}: completions state less, and are graded 0. Store the bare answer. {READ_ON}",
+            f"{wordy[0].answer!r:.80} of {wordy[0].id}: completions state less and get 0. Store the bare answer. {READ_ON}",
         )
         return
     if not wrong:
