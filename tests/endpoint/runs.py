@@ -45,9 +45,11 @@ def sampling_config(directory: Path, *urls: str, **changes: Any) -> dict[str, An
 
 def shorten_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the tries of a request."""
-    from topd.endpoint import pool
+    from topd.endpoint import pool, served
 
-    monkeypatch.setattr(pool, "wait_random_exponential", lambda **settings: wait_random_exponential(multiplier=0.01, max=0.1))
+    short = wait_random_exponential(multiplier=0.01, max=0.1)
+    for module in (pool, served):
+        monkeypatch.setattr(module, "wait_random_exponential", lambda **settings: short)
 
 
 def train(tree: dict[str, Any], at_step: Callable[[int], None] = lambda step: None) -> dict[str, Any]:

@@ -26,7 +26,7 @@ class Scripted(Replica):
         self.outcomes = list(outcomes)
         self.seconds = seconds
         self.outstanding = self.failures = self.now = self.most = self.calls = self.checks = 0
-        self.fault, self.is_another_model, self.not_before, self.timeout_s = None, False, 0.0, 30.0
+        self.fault, self.is_another_model, self.not_before, self.busy, self.timeout_s = None, False, 0.0, None, 30.0
         self.ill = None
         self.asked_at = []
 
@@ -448,11 +448,17 @@ def test_a_request_that_failed_goes_elsewhere_although_there_is_more_to_do(clock
 
 
 def test_who_is_asked_to_wait_is_patient_while_others_are_answered(clock):
-    """Two requests, 30 s of patience: after 20 s one is answered, the other is put off at 20 and at 40 s and answered at 60."""
+    """Two requests, 45 s of patience: after 20 s one is answered, the other is put off at 20 and at 40 s and answered at 60."""
     replica = Scripted(outcomes=[busy(20), None, busy(20), busy(20), None])
-    found, seconds = asking(clock, pool_of(replica, max_concurrent=1, patience_s=30.0), 2)
+    found, seconds = asking(clock, pool_of(replica, max_concurrent=1, patience_s=45.0), 2)
     assert found == ["a", "a"]
     assert seconds == pytest.approx(60, abs=1)
+
+
+def test_a_wait_longer_than_patience_is_not_waited_for(clock):
+    found, seconds = asking(clock, pool_of(Scripted(outcomes=[busy(999_999)]), patience_s=5.0))
+    assert [str(fault) for fault in found] == ["nothing succeeded for 5 s: come again"]
+    assert seconds == pytest.approx(5, abs=module.LOOK_AGAIN_S + 0.1)
 
 
 def test_what_all_that_are_well_refuse_is_refused_at_once(clock):

@@ -5,6 +5,7 @@ import functools
 import itertools
 import json
 import threading
+import time
 
 import httpx2
 import pytest
@@ -18,7 +19,7 @@ from tests.endpoint.runs import shorten_pauses
 from tests.fakes import EOS, PAD, make_model, ragged_groups
 from tests.serve.serving import serving
 from topd.endpoint import served as module
-from topd.endpoint.faults import Fault, OtherModel, Unavailable
+from topd.endpoint.faults import Busy, Fault, OtherModel, Refused, Unavailable
 from topd.endpoint.replica import Replica
 from topd.endpoint.served import CANARY_TOLERANCE, ServedModel
 from topd.errors import ConfigError
@@ -105,7 +106,7 @@ def test_any_two_models_differ_about_the_canary_far_more_than_is_allowed(tokeniz
 def test_the_form_is_found_by_asking_and_gives_the_trainers_numbers(right, tokenizer, dialect, spoken):
     base, model = right
     with proxying(base, dialect) as proxy:
-        served = served_by(proxy.url, tokenizer=tokenizer)
+        served = served_by(proxy.url, tokenizer=tokenizer, one_server_per_url=True)
         found = meeting(served, lambda served: served.score(GROUP))
     assert served.dialect.name.startswith(spoken)
     torch.testing.assert_close(torch.cat(found), expected(model), atol=1e-5, rtol=1e-5)
@@ -188,7 +189,7 @@ def test_any_list_of_models_is_read_or_a_fault(tokenizer, content):
 def test_a_server_that_gives_no_log_probs_is_refused_with_all_that_was_tried(right, tokenizer):
     with proxying(right[0]) as proxy:
         proxy.give(faults.always(faults.status(404)))
-        said = refusal(served_by(proxy.url, tokenizer=tokenizer))
+        said = refusal(served_by(proxy.url, tokenizer=tokenizer, one_server_per_url=True))
     assert "gives no log-probs of given tokens. Tried:" in said
     assert [word in said for word in ("topd", "SGLang", "/inference/v1/generate", "prompt_logprobs", "echo")] == [True] * 5
 
@@ -259,9 +260,9 @@ def test_another_model_does_not_join(right, wrong, tokenizer):
 def test_servers_that_are_not_there_yet_are_waited_for_if_asked(right, tokenizer, monkeypatch):
     monkeypatch.setattr(module, "WAIT_PAUSE_S", 0.02)
     with proxying(right[0]) as proxy:
-        proxy.give(faults.first(3, faults.status(503)), "models")
+        proxy.give(faults.first(2 * module.MEETING_TRIES + 1, faults.status(503)), "models")
         assert meeting(served_by(proxy.url, tokenizer=tokenizer), wait_s=5.0).card.id == "m"
-        proxy.give(faults.first(3, faults.status(503)), "models")
+        proxy.give(faults.first(module.MEETING_TRIES, faults.status(503)), "models")
         assert "answered 503" in refusal(served_by(proxy.url, tokenizer=tokenizer))
         proxy.give(faults.always(faults.status(503)), "models")
         assert "answered 503" in refusal(served_by(proxy.url, tokenizer=tokenizer), wait_s=0.1)
@@ -323,7 +324,7 @@ def test_no_answer_of_another_model_is_ever_taken(right, wrong, tokenizer, diale
         for number, drop in itertools.product((0, 1, 3, 4) if dialect == "generate" else (0, 1), (False, True)):
             proxy.give(None)
             proxy.upstream = base.removesuffix("/v1")
-            served = served_by(proxy.url, tokenizer=tokenizer, max_attempts=1)
+            served = served_by(proxy.url, tokenizer=tokenizer, max_attempts=1, one_server_per_url=True)
             meeting(served, functools.partial(restarted, number=number, drop=drop))
 
 
@@ -366,6 +367,72 @@ def test_a_wrong_replica_is_left_out_and_taken_back_once_it_is_right(right, wron
         found = meeting(served, story)
     for parts in found:
         torch.testing.assert_close(torch.cat(parts), expected(model), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dialect", faults.DIALECTS)
+def test_behind_a_load_balancer_with_a_wrong_server_no_answer_of_that_is_taken(right, wrong, tokenizer, dialect):
+    """Every second connection, canaries included, ends at the other model; the array form is then not spoken at all."""
+    base, model = right
+
+    async def elsewhere(exchange):
+        exchange.proxy.upstream = wrong.removesuffix("/v1")
+        try:
+            return await exchange.forward()
+        finally:
+            exchange.proxy.upstream = base.removesuffix("/v1")
+
+    async def story(served):
+        assert not served.dialect.one_row
+        assert (served.passed_over is not None) == (dialect in ("generate", "vllm", "echo"))
+        proxy.give(lambda number: elsewhere if number % 2 else None)
+        with pytest.raises(OtherModel):
+            await served.check_together(served.pool.replicas[0])
+        taken = 0
+        for _ in range(4):
+            try:
+                found = await served.score(GROUP)
+            except Fault:
+                continue
+            taken += 1
+            torch.testing.assert_close(torch.cat(found), expected(model), atol=1e-5, rtol=1e-5)
+        assert taken
+
+    with proxying(base, dialect) as proxy:
+        meeting(served_by(proxy.url, tokenizer=tokenizer), story)
+
+
+@pytest.mark.parametrize("fault", [faults.truncated, faults.html, faults.status(502), faults.cut_off], ids=lambda f: f.__name__)
+def test_a_damaged_answer_at_the_first_meeting_costs_a_retry_not_the_form(right, tokenizer, fault):
+    with proxying(right[0]) as proxy:
+        for kind in ("score", "models"):
+            proxy.give(faults.first(module.MEETING_TRIES - 1, fault), kind)
+        served = meeting(served_by(proxy.url, tokenizer=tokenizer))
+        assert served.dialect.name == "topd /v1/score"
+        assert proxy.seen["score"] == module.MEETING_TRIES
+
+
+def test_a_form_whose_answers_stay_damaged_gives_way_to_the_next(right, tokenizer):
+    async def broken(exchange):
+        return await (faults.html(exchange) if exchange.request.path == "/v1/score" else exchange.forward())
+
+    with proxying(right[0]) as proxy:
+        proxy.give(faults.always(broken))
+        served = meeting(served_by(proxy.url, tokenizer=tokenizer))
+    assert served.dialect.name.startswith("vLLM /v1/completions")
+
+
+def test_a_server_that_asks_to_wait_longer_than_patience_is_not_waited_for(right, tokenizer):
+    async def ask(served):
+        proxy.give(faults.always(faults.status(429, retry_after="999999")))
+        began = time.monotonic()
+        with pytest.raises(Busy):
+            await served.ask_canary(served.pool.replicas[0])
+        with pytest.raises(Refused, match=r"nothing succeeded for 0.3 s: .* answered 429"):
+            await served.score(GROUP)
+        assert time.monotonic() - began < 5
+
+    with proxying(right[0]) as proxy:
+        meeting(served_by(proxy.url, tokenizer=tokenizer, patience_s=0.3), ask)
 
 
 def test_no_more_requests_are_in_flight_than_allowed(right, tokenizer):

@@ -241,6 +241,37 @@ def test_scores_of_another_temperature_or_of_other_weights_are_not_taken(make, m
         assert changed.counts()["cached"] == 0
 
 
+def test_a_run_that_meets_another_form_than_it_began_with_says_so(make, base, tmp_path):
+    cache, student = ScoreCache(tmp_path / "shared.sqlite"), make_model(seed=5)
+    first, again = (make(base, cache=cache).checks(student, asked=True)[0] for _ in range(2))
+    assert (first.warning, again.warning) == (False, False)
+    assert "by topd /v1/score" in first.detail
+    with proxying(base, "echo") as proxy:
+        other = make(proxy.url, cache=cache).checks(student, asked=True)[0]
+    assert (other.ok, other.warning) == (True, True)
+    assert "by OpenAI /v1/completions with echo. vLLM /inference/v1/generate" in other.detail
+    assert "teacher.one_server_per_url = true" in other.detail
+    assert "This run began with topd /v1/score" in other.detail
+
+
+def test_a_load_balancer_with_two_models_behind_it_is_refused(make, base):
+    student = make_model(seed=5)
+    with serving(make_model("qwen3-untied", seed=4), name="m") as wrong, proxying(base, "vllm") as proxy:
+        teacher = make(proxy.url)
+
+        async def elsewhere(exchange):
+            proxy.upstream = wrong.removesuffix("/v1")
+            try:
+                return await exchange.forward()
+            finally:
+                proxy.upstream = base.removesuffix("/v1")
+
+        proxy.give(lambda number: elsewhere if number == 5 else None)
+        servers = teacher.checks(student, asked=True)[0]
+    assert not servers.ok
+    assert "a load balancer with several models behind it" in servers.detail
+
+
 def test_a_disk_that_is_full_stops_the_run(make, base):
     teacher = make(base, cache=True)
     (pages,) = teacher.cache._database.execute("PRAGMA page_count").fetchone()
@@ -266,6 +297,9 @@ def test_every_check_says_what_it_found(tmp_path):
         "context",
         "temperature",
         "teacher log-probs",
+        "teacher prefixes",
+        "teacher probabilities",
+        "teacher weights",
         "student as own teacher",
         "right answers",
         "grades of the student",
@@ -357,7 +391,7 @@ def test_a_local_and_a_served_teacher_give_the_same_rewards_and_the_same_curve(t
     train(locally(tmp_path))
     assert_same_run(tmp_path, whole)
     assert [row["teacher/dropped_groups"] for row in metrics(whole)] == [0, 0]
-    assert [row["teacher/requests"] for row in metrics(whole)] == [6, 4]  # two of the probe
+    assert [row["teacher/requests"] for row in metrics(whole)] == [4, 4]  # none of the probe's
 
 
 def test_they_agree_at_another_temperature_too(tmp_path, teacher):

@@ -110,7 +110,7 @@ class Pool:
                 if job.check is not None:
                     await job.check(replica)
             except Busy as busy:
-                replica.not_before = time.monotonic() + busy.seconds
+                replica.not_before, replica.busy = time.monotonic() + busy.seconds, busy
                 self._check_patience(job, busy)
             except Forbidden:
                 raise
@@ -142,6 +142,9 @@ class Pool:
                     return replica
                 if not able:
                     self._check_any(job)
+                waiting = [r.busy for r in able if r.not_before > now and r.busy is not None]
+                if waiting and len(waiting) == len(able):
+                    self._check_patience(job, waiting[0])
                 waits = [r.not_before - now for r in able if r.not_before > now]
                 await self._wait(min([LOOK_AGAIN_S, *waits]))
 

@@ -1,22 +1,31 @@
 """A model behind one or more URLs: proven to be one and the same model, asked through a pool.
 
-Every scoring request carries the canary with it, a few fixed tokens; where it holds one row only, the canary follows it to the
-same replica. Its numbers are compared with those of the first meeting, so that every answer proves who gave it: a replica that
-restarts with another model is found out by its first answer.
+Every scoring request carries the canary with it, a few fixed tokens. Its numbers are compared with those of the first meeting, so
+that every answer proves who gave it: a replica that restarts with another model is found out by its first answer. The form that
+holds one row only has no place for it: there it follows to the same URL, which proves something only if that is one server.
 """
 
 import asyncio
 import dataclasses
+import functools
 import logging
 import os
 import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx2
 import torch
+from tenacity import (
+    AsyncRetrying,
+    retry_if_exception_type,
+    retry_if_not_exception_type,
+    stop_after_attempt,
+    stop_after_delay,
+    wait_random_exponential,
+)
 from torch import Tensor
 
 from topd.endpoint.background import all_or_none
@@ -30,6 +39,12 @@ from topd.models.logprobs import TokenGroup, Tokens
 WAIT_PAUSE_S = 3.0
 CARD_S = 15.0
 """Seconds in which a server that is well lists its models, whatever it computes."""
+MEETING_TRIES = 4
+"""How often a server is asked in one form, at the start, before a weaker form is tried."""
+SEVERAL = 8
+"""Canaries asked for at the same time, to see whether several servers answer behind one URL."""
+
+T = TypeVar("T")
 
 log = logging.getLogger("topd.endpoint")
 
@@ -54,6 +69,7 @@ class ServedModel:
 
     `name_key` is the setting that holds `name`, if that is not `name` of the section `role`. `one_model`: whether the replicas
     must agree when they are met; those of the rollout engine need not, as they are about to get the trainer's weights.
+    `one_server_per_url`: no URL is a load balancer, so that a second request proves who answered the first.
     """
 
     def __init__(
@@ -71,12 +87,14 @@ class ServedModel:
         max_attempts: int,
         patience_s: float,
         one_model: bool = True,
+        one_server_per_url: bool = False,
         verify: Callable[[Replica], Awaitable[None]] | None = None,
     ) -> None:
         self.role = role
         self.name = name
         self.name_key = name_key or f"{role}.name"
         self.one_model = one_model
+        self.one_server_per_url = one_server_per_url
         self.api_key_env = api_key_env
         self.canary = canary
         self.temperature = temperature
@@ -128,22 +146,48 @@ class ServedModel:
                 self.pool.distrust(replica, outcome)
 
     async def _meet(self, replica: Replica) -> tuple[ServedCard, Dialect, Tensor]:
-        card = await self._read_card(replica)
+        """What a replica says of itself, the first form in which it answers, and the canary's log-probs.
+
+        A form is given up at once if it is refused, and after MEETING_TRIES if its answers cannot be used.
+        """
+        card = await self._repeatedly(functools.partial(self._read_card, replica))
         refusals = []
         for dialect in DIALECTS:
+            if not self._may_speak(dialect):
+                continue
             try:
-                return card, dialect, await self._ask(replica, dialect, card.id)
+                return card, dialect, await self._repeatedly(functools.partial(self._ask, replica, dialect, card.id))
             except (Refused, BadAnswer) as fault:
                 refusals.append(f"{dialect.name}: {fault}")
         tried = "\n    ".join(refusals)
         raise Refused(f"{replica.url} gives no log-probs of given tokens. Tried:\n    {tried}")
 
+    def _may_speak(self, dialect: Dialect) -> bool:
+        """Without ids, and with the canary in a second request, a form proves something of one single server only."""
+        return self.one_server_per_url or not dialect.one_row
+
+    @property
+    def passed_over(self) -> Dialect | None:
+        """A form that comes before the one in use, and was not tried."""
+        before = DIALECTS[: DIALECTS.index(self.dialect)]
+        return next((dialect for dialect in before if not self._may_speak(dialect)), None)
+
+    async def _repeatedly(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """At the first meeting: what is damaged or out of order for a moment is asked for again, within `patience_s`."""
+        attempts = AsyncRetrying(
+            stop=stop_after_attempt(MEETING_TRIES) | stop_after_delay(self.pool.patience_s),
+            wait=wait_random_exponential(multiplier=0.25, max=2.0),
+            retry=retry_if_exception_type((Unavailable, BadAnswer)) & retry_if_not_exception_type(Busy),
+            reraise=True,
+        )
+        return await attempts(ask)
+
     async def _read_card(self, replica: Replica) -> ServedCard:
         seconds = min(CARD_S, replica.timeout_s)
-        response = await patiently(replica, Request(path="/v1/models", method="GET"), timeout_s=seconds)
+        response = await self.patiently(replica, Request(path="/v1/models", method="GET"), timeout_s=seconds)
         try:
             cards = [_read_card(card) for card in response.json()["data"]]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
             raise BadAnswer(f"{replica.url}/v1/models is no list of models: {error}") from None
         named = [card for card in cards if self.name in (card.id, card.root)] or (cards if self.name is None else [])
         if len(named) != 1 or not cards:
@@ -159,7 +203,7 @@ class ServedModel:
 
     async def _ask(self, replica: Replica, dialect: Dialect, model: str) -> Tensor:
         request = dialect.encode([self.canary], model=model, temperature=self._at(dialect))
-        response = await patiently(replica, request)
+        response = await self.patiently(replica, request)
         return torch.tensor(read_scores(dialect, response, [self.canary]))
 
     def _check_same(self, replica: Replica, card: ServedCard, dialect: Dialect, canary: Tensor) -> None:
@@ -196,15 +240,26 @@ class ServedModel:
     async def _recognise(self, replica: Replica) -> None:
         self.check_canary(replica.url, await self.ask_canary(replica))
 
-    async def score(self, group: TokenGroup) -> list[Tensor]:
-        """Log-probs of a group's completions. Raises a Fault once the pool gives up."""
+    async def check_together(self, replica: Replica) -> None:
+        """Raise OtherModel if several servers that are not one model answer behind this URL. Other faults are the pool's."""
+        for outcome in await asyncio.gather(*(self._recognise(replica) for _ in range(SEVERAL)), return_exceptions=True):
+            if isinstance(outcome, OtherModel) or (isinstance(outcome, BaseException) and not isinstance(outcome, Fault)):
+                raise outcome
+
+    async def score(self, group: TokenGroup, *, temperature: float | None = None) -> list[Tensor]:
+        """Log-probs of a group's completions. Raises a Fault once the pool gives up.
+
+        `temperature`: another than that of all other requests. The canary is not known there, and left out.
+        """
+        if temperature not in (None, self._at(self.dialect)):
+            return await self._score([group], temperature)
         if not self.dialect.one_row:
             return await self._score([group, self.canary])
         rows = [Tokens(group.prompt_ids, (completion,)) for completion in group.completions]
         found = await all_or_none(self._score([row]) for row in rows)
         return [part for parts in found for part in parts]
 
-    async def _score(self, groups: Sequence[TokenGroup]) -> list[Tensor]:
+    async def _score(self, groups: Sequence[TokenGroup], temperature: float | None = None) -> list[Tensor]:
         """One request. What is found for the canary, which may only be the last group, is checked and left out.
 
         Where a request has no room for the canary, the replica that answered is asked for it right after.
@@ -219,8 +274,10 @@ class ServedModel:
                 self.check_canary(str(response.url.copy_with(path="/")), parts.pop())
             return parts
 
+        at = self._at(self.dialect) if temperature is None else temperature
+
         def make() -> Request:
-            return self.dialect.encode(groups, model=self.card.id, temperature=self._at(self.dialect))
+            return self.dialect.encode(groups, model=self.card.id, temperature=at)
 
         return await self.pool.send(make, read, check=self._recognise if self.dialect.one_row else None)
 
@@ -238,18 +295,19 @@ class ServedModel:
         state = "is set, but refused" if os.environ.get(self.api_key_env) else "is not set"
         return f"{self.role}: {fault}. The key is read from the environment variable {self.api_key_env}, which {state}."
 
+    async def patiently(self, replica: Replica, request: Request, *, timeout_s: float | None = None) -> httpx2.Response:
+        """`replica.send` outside the pool, for a server that may ask to wait: up to `patience_s` in all."""
+        end = time.monotonic() + self.pool.patience_s
+        while True:
+            try:
+                return await replica.send(request, timeout_s=timeout_s)
+            except Busy as busy:
+                if time.monotonic() + busy.seconds > end:
+                    raise
+                await asyncio.sleep(busy.seconds)
+
     async def close(self) -> None:
         await self.pool.close()
-
-
-async def patiently(replica: Replica, request: Request, *, tries: int = 5, timeout_s: float | None = None) -> httpx2.Response:
-    """`replica.send` outside the pool, for a server that may ask to wait."""
-    for _ in range(tries - 1):
-        try:
-            return await replica.send(request, timeout_s=timeout_s)
-        except Busy as busy:
-            await asyncio.sleep(busy.seconds)
-    return await replica.send(request, timeout_s=timeout_s)
 
 
 def _read_key(role: str, variable: str) -> str | None:

@@ -13,13 +13,13 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from topd.config import TeacherConfig
 from topd.endpoint.background import Background, all_or_none
 from topd.endpoint.cache import ScoreCache
-from topd.endpoint.faults import Fault, Forbidden
+from topd.endpoint.faults import Fault, Forbidden, OtherModel
 from topd.endpoint.replica import Request
-from topd.endpoint.served import CANARY_TOLERANCE, ServedModel, patiently
+from topd.endpoint.served import CANARY_TOLERANCE, ServedModel
 from topd.errors import ConfigError, RunStopped, first_line
 from topd.models.language_model import LanguageModel
 from topd.models.load import end_tokens
-from topd.models.logprobs import Tokens
+from topd.models.logprobs import TokenGroup, Tokens
 from topd.models.proof import make_canary
 from topd.rollout.served import ServedEngine
 from topd.teacher.fit import check_decoding, check_end_tokens, check_tokenizer, end_token_map
@@ -63,6 +63,7 @@ class EndpointTeacher:
             timeout_s=config.timeout_s,
             max_attempts=config.max_attempts,
             patience_s=config.patience_s,
+            one_server_per_url=config.one_server_per_url,
         )
         self._pending: dict[Tokens, Future[list[Tensor]]] = {}
         self._cached = 0
@@ -71,11 +72,17 @@ class EndpointTeacher:
         background.at_close(self.served.close)
         background.run(self.served.connect(wait_s=config.wait_s))
         self.map_eos = self._map_eos()
+        self._first_form = self.served.dialect.name
+        """In which the run was first answered."""
         self._recognise()
 
     @property
     def honours_temperature(self) -> bool:
         return self.served.dialect.honours_temperature
+
+    @property
+    def temperature(self) -> float:
+        return self.served.temperature if self.honours_temperature else 1.0
 
     @property
     def engine_kind(self) -> str:
@@ -89,14 +96,16 @@ class EndpointTeacher:
     @property
     def identity(self) -> str:
         """What scores depend on beside the token ids: the model, its weights where the server tells a digest, temperature."""
-        card, at = self.served.card, self.served.temperature if self.honours_temperature else 1.0
-        return hashlib.sha256(repr((card.id, card.root, card.fingerprint, at)).encode()).hexdigest()
+        card = self.served.card
+        return hashlib.sha256(repr((card.id, card.root, card.fingerprint, self.temperature)).encode()).hexdigest()
 
     def _recognise(self) -> None:
         """Raise ConfigError if the run began with another model under this name."""
         if self.cache is None:
             return
-        before = self.cache.canary(f"{self.role} {self.served.temperature:g}", self.served.reference)
+        name = f"{self.role} {self.served.temperature:g}"
+        self._first_form = self.cache.form(name, self.served.dialect.name)
+        before = self.cache.canary(name, self.served.reference)
         off = float((before - self.served.reference).abs().mean())
         if not off <= CANARY_TOLERANCE:
             raise ConfigError(
@@ -119,25 +128,42 @@ class EndpointTeacher:
         return self.served.card.eos_token_ids or (end_tokens(self.config.tokenizer, self.tokenizer) if self.tokenizer else None)
 
     def checks(self, student: LanguageModel, *, asked: bool) -> list[Check]:
-        replicas = self.served.pool.replicas
-        lost = "".join(f"; {replica.fault}" for replica in replicas if not replica.trusted)
-        trusted = sum(replica.trusted for replica in replicas)
-        card = self.served.card
-        detail = (
-            f"{trusted} of {len(replicas)} answer as one model, {card.id!r}, by {self.served.dialect.name}"
-            f"{f', weights {card.fingerprint[:12]}' if card.fingerprint else ''}{lost}"
-        )
-        checks = [Check(name="teacher servers", ok=True, detail=detail), self._check_vocabulary(student)]
+        checks = [self._check_servers(), self._check_vocabulary(student)]
         if checks[-1].ok and asked:
             checks.append(self._check_end_tokens(student))
         return checks
+
+    def _check_servers(self) -> Check:
+        """Who answers, and in which form."""
+        replicas, card, form = self.served.pool.replicas, self.served.card, self.served.dialect.name
+        trusted = [replica for replica in replicas if replica.trusted]
+        notes = [f"; {replica.fault}" for replica in replicas if not replica.trusted]
+        if self.served.passed_over is not None:
+            notes.append(
+                f". {self.served.passed_over.name} was not tried: its answers do not say who gave them. Where every URL is one "
+                f"server and no load balancer, {self.role}.one_server_per_url = true allows it"
+            )
+        changed = form != self._first_form
+        if changed:
+            notes.append(
+                f". This run began with {self._first_form}: another form proves more or less (docs/serving.md). Look at what "
+                "changed in the servers"
+            )
+        weights = f", weights {card.fingerprint[:12]}" if card.fingerprint else ""
+        answering = f"{len(trusted)} of {len(replicas)} answer as one model, {card.id!r}, by {form}{weights}"
+        try:
+            self.background.run(all_or_none(self.served.check_together(replica) for replica in trusted))
+        except OtherModel as fault:
+            detail = f"{fault}, though not always: a load balancer with several models behind it. Serve one model on all."
+            return Check(name="teacher servers", ok=False, detail=detail)
+        return Check(name="teacher servers", ok=True, warning=changed, detail=answering + "".join(notes))
 
     def _check_vocabulary(self, student: LanguageModel) -> Check:
         if self.tokenizer is not None:
             return check_tokenizer(student, self.tokenizer)
         try:
             return check_decoding(student, self._decode)
-        except (Fault, ValueError, KeyError, TypeError) as error:
+        except (Fault, ValueError, KeyError, TypeError, RecursionError) as error:
             return Check(
                 name="vocabulary",
                 ok=False,
@@ -149,7 +175,7 @@ class EndpointTeacher:
         replica = next(replica for replica in self.served.pool.replicas if replica.trusted)
         body = {"model": self.served.card.id, "tokens": list(token_ids), "skip_special_tokens": False}
         request = Request(path="/detokenize", json=body)
-        answer = self.background.run(patiently(replica, request)).json()
+        answer = self.background.run(self.served.patiently(replica, request)).json()
         return str(answer["prompt"] if "prompt" in answer else answer["text"])
 
     def _check_end_tokens(self, student: LanguageModel) -> Check:
@@ -208,6 +234,16 @@ class EndpointTeacher:
         if self.cache:
             self.cache.put(self.identity, group, found)
         return found
+
+    def log_probs(self, groups: Sequence[TokenGroup], *, temperature: float | None = None) -> list[Scores]:
+        """Asks the servers, whatever the cache knows. Raises a Fault."""
+
+        async def ask(group: TokenGroup) -> Scores:
+            pieces = _cut(Tokens(group.prompt_ids, group.completions))
+            parts = await all_or_none(self.served.score(piece, temperature=temperature) for piece in pieces)
+            return tuple(part for piece in parts for part in piece)
+
+        return self.background.run(all_or_none(map(ask, groups)))
 
     def engine(self) -> ServedEngine:
         ends = (*self.student.eos_token_ids, *self.map_eos.values())

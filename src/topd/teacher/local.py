@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from topd.models.language_model import LanguageModel
-from topd.models.logprobs import Tokens, score_groups
+from topd.models.logprobs import TokenGroup, Tokens, score_groups
 from topd.rollout.embedded import EmbeddedEngine
 from topd.teacher.fit import check_end_tokens, check_vocabulary
 from topd.teacher.teacher import Check, Scores, Unscored
@@ -60,6 +60,11 @@ class LocalTeacher:
                 on_tokens=on_tokens,
             )
         )
+
+    def log_probs(self, groups: Sequence[TokenGroup], *, temperature: float | None = None) -> list[Scores]:
+        at = self.temperature if temperature is None else temperature
+        plain = [Tokens(group.prompt_ids, group.completions) for group in groups]
+        return list(score_groups(self.model, plain, max_tokens=self.max_tokens, temperature=at))
 
     def engine(self) -> EmbeddedEngine:
         return EmbeddedEngine(self.model, max_concurrent_rollouts=self.max_concurrent_rollouts)

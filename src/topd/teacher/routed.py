@@ -1,5 +1,6 @@
 """Several teachers, each for the prompts of some domains, behind the face of one."""
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
@@ -7,7 +8,7 @@ from typing import TypeVar
 from topd.errors import ConfigError
 from topd.models.language_model import LanguageModel
 from topd.rollout.engine import Engine, SamplingParams
-from topd.teacher.teacher import Check, Scores, Teacher, Unscored
+from topd.teacher.teacher import Check, OneTeacher, Scores, Unscored
 from topd.types import Prompt, RolloutGroup
 
 T = TypeVar("T")
@@ -36,7 +37,7 @@ def routes(domains: Mapping[str, Sequence[str] | None], prompts: Sequence[Prompt
 class RoutedTeacher:
     """`teachers` by name; `routes` says which name answers for a domain."""
 
-    def __init__(self, teachers: Mapping[str, Teacher], routes: Mapping[str, str]) -> None:
+    def __init__(self, teachers: Mapping[str, OneTeacher], routes: Mapping[str, str]) -> None:
         self.teachers = teachers
         self.routes = routes
 
@@ -60,7 +61,7 @@ class RoutedTeacher:
 
     def checks(self, student: LanguageModel, *, asked: bool) -> list[Check]:
         return [
-            Check(name=f"{check.name} ({name})", ok=check.ok, detail=check.detail)
+            dataclasses.replace(check, name=f"{check.name} ({name})")
             for name, teacher in self.teachers.items()
             for check in teacher.checks(student, asked=asked)
         ]

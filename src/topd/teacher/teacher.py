@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from topd.models.language_model import LanguageModel
+from topd.models.logprobs import TokenGroup
 from topd.rollout.engine import Engine
 from topd.types import RolloutGroup
 
@@ -72,4 +73,21 @@ class Teacher(Protocol):
 
     def counts(self) -> Mapping[str, int]:
         """Requests, retries and cached completions since this was last asked; empty for a teacher loaded here."""
+        ...
+
+
+@runtime_checkable
+class OneTeacher(Teacher, Protocol):
+    """A teacher that is one model, and can be asked for the log-probs of any tokens."""
+
+    @property
+    def temperature(self) -> float:
+        """Of its log-probs."""
+        ...
+
+    def log_probs(self, groups: Sequence[TokenGroup], *, temperature: float | None = None) -> list[Scores]:
+        """Of these very tokens: no end token is mapped, nothing comes from a cache. Raises a Fault if servers do not answer.
+
+        `temperature`: another than its own, where it honours one.
+        """
         ...

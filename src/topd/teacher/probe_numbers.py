@@ -1,0 +1,148 @@
+"""Prove that a teacher's numbers are log-probs of the tokens asked for, not only that they never change.
+
+A server can answer with the right ids and the wrong numbers: those of the token before or after, another logarithm, an offset,
+another temperature. Each breaks a law that the log-probs of any model keep: a prefix has the numbers it has in the whole,
+probabilities of one place sum to 1, a temperature divides differences. Where the teacher's weights are at hand too, its numbers
+are compared with them (probe_weights.py).
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from topd.endpoint.faults import Fault
+from topd.endpoint.served import CANARY_TOLERANCE
+from topd.models.language_model import LanguageModel
+from topd.models.logprobs import TokenGroup, Tokens, ranked_logprobs
+from topd.models.proof import CANARY_TOKENS, make_canary
+from topd.teacher.teacher import Check, OneTeacher
+
+CONTEXTS, CONTINUATIONS = 4, 64
+"""So many places, and at each so many tokens that could come next: all, in a small vocabulary."""
+
+CONTEXT_TOKENS = 256
+"""Of a place's context, its last so many: every continuation may cost the server that many."""
+
+CUTS = range(5, CANARY_TOKENS, 5)
+"""Lengths at which the canary is cut."""
+
+SUM_TOLERANCE = 0.05
+"""By which a sum of probabilities may miss 1: every continuation may be computed in another batch, in bfloat16."""
+
+USUAL_SHARE, LARGEST_SHARE = 0.9, 0.95
+"""What the student's likeliest tokens have of the teacher's probability, on average and where they have most of it.
+Measured: 0.99 and 1.00 (Qwen2.5-Coder 0.5B and 1.5B, bfloat16, 24 places; the least 0.93)."""
+
+FLAT = 0.03
+"""Nats, standard deviation over tokens: below, all tokens have one and the same number."""
+
+TEMPERATURE_TOLERANCE = 0.02
+"""By which the temperature found may differ from the one asked for, as a share of it."""
+
+LOOK = "Look at the server (topd serve and an unmodified vLLM pass), and at what stands between"
+
+
+def check_numbers(teacher: OneTeacher, student: LanguageModel, groups: Sequence[TokenGroup]) -> Iterator[Check]:
+    """Laws that the log-probs of one model keep. `groups`: the probe's rollouts, of which contexts are taken."""
+    try:
+        yield _check_prefixes(teacher, make_canary(student.tokenizer))
+        places = continuations(student, groups)
+        logprobs = _ask(teacher, places, teacher.temperature)
+        yield _check_probabilities(logprobs, vocab_size=student.vocab_size)
+        if teacher.temperature != 1:
+            yield _check_temperature(_ask(teacher, places, 1.0), logprobs, teacher.temperature)
+    except Fault as fault:
+        yield Check(name="teacher numbers", ok=False, detail=f"the teacher could not be asked for them: {fault}")
+
+
+def continuations(student: LanguageModel, groups: Sequence[TokenGroup]) -> list[Tokens]:
+    """Contexts, each with completions of one token: from where the student is surest to where it is least sure."""
+    ranked = ranked_logprobs(student, groups, max_tokens=4096, top_k=CONTINUATIONS)
+    places = []
+    for group, rows in zip(groups, ranked, strict=True):
+        for completion, row in zip(group.completions, rows, strict=True):
+            entropies = -(row.top_logprobs.exp() * row.top_logprobs).sum(-1)
+            for k, entropy in enumerate(entropies.tolist()):
+                context = (*group.prompt_ids, *completion[:k])[-CONTEXT_TOKENS:]
+                places.append((entropy, Tokens(context, tuple((token,) for token in row.top_ids[k].tolist()))))
+    places.sort(key=lambda place: place[0])
+    chosen = torch.linspace(0, len(places) - 1, min(CONTEXTS, len(places))).long().tolist()
+    return [places[i][1] for i in chosen]
+
+
+def _ask(teacher: OneTeacher, places: Sequence[Tokens], temperature: float) -> Float[Tensor, "place token"]:
+    scores = teacher.log_probs(places, temperature=temperature)
+    return torch.stack([torch.cat(parts) for parts in scores])
+
+
+def _check_prefixes(teacher: OneTeacher, canary: Tokens) -> Check:
+    """A completion's first tokens have the same numbers alone; each its own, when it alone is the completion."""
+    name, (whole,) = "teacher prefixes", canary.completions
+    prefixes = Tokens(canary.prompt_ids, (whole, *(whole[:k] for k in CUTS)))
+    alone = [Tokens(canary.prompt_ids + whole[:k], (whole[k : k + 1],)) for k in CUTS]
+    [(full, *cut), *ones] = teacher.log_probs([prefixes, *alone], temperature=1.0)  # noise is least there
+    ends = torch.stack([part[-1] - full[len(part) - 1] for part in cut]).abs().mean()
+    insides = torch.cat([part - full[: len(part)] for part in cut]).abs().mean()
+    single = torch.stack([part[0] - full[k] for k, (part,) in zip(CUTS, ones, strict=True)]).abs().mean()
+    worst = float(torch.stack([ends, insides, single]).max())
+    if worst <= CANARY_TOLERANCE:
+        detail = f"the first tokens of a completion have the same log-probs without the later ones, to {worst:.2g} nats"
+        return Check(name=name, ok=True, detail=detail)
+    return Check(
+        name=name,
+        ok=False,
+        detail="the same tokens after the same text get other log-probs when later tokens are left out, or earlier ones belong "
+        f"to the prompt: {worst:.2g} nats on average, {CANARY_TOLERANCE:g} allowed. They are shifted by a position, or depend on "
+        f"more than what precedes. {LOOK}.",
+    )
+
+
+def _check_probabilities(logprobs: Float[Tensor, "place token"], *, vocab_size: int) -> Check:
+    """Probabilities of different tokens at one place differ, and sum to at most 1; to 1 where they are all."""
+    name, sums, is_all = "teacher probabilities", logprobs.double().exp().sum(-1), logprobs.shape[1] == vocab_size
+    least, mean, most = float(sums.min()), float(sums.mean()), float(sums.max())
+    count = f"{logprobs.shape[1]} tokens at each of {logprobs.shape[0]} places"
+    is_uniform = (logprobs.mean(-1) + math.log(vocab_size)).abs() < FLAT
+    if bool(((logprobs.std(-1, correction=0) < FLAT) & ~is_uniform).any()):
+        detail = f"of {count}, all at one place have the same log-prob: that of the token before, or none. {LOOK}."
+        return Check(name=name, ok=False, detail=detail)
+    if most > 1 + SUM_TOLERANCE or (is_all and least < 1 - SUM_TOLERANCE):
+        rule = "the whole vocabulary, so it must be 1" if is_all else "so it must be at most 1"
+        return Check(
+            name=name,
+            ok=False,
+            detail=f"the probabilities of {count} sum to {least:.3g} to {most:.3g}; it is one distribution, {rule}. Another "
+            f"logarithm than the natural one, an offset, or no log-probs at all. {LOOK}.",
+        )
+    if is_all:
+        return Check(name=name, ok=True, detail=f"those of all {count} sum to 1, within {max(most - 1, 1 - least):.2g}")
+    detail = f"the student's likeliest {count} have {mean:.2f} of the teacher's probability, {least:.2f} to {most:.2f}"
+    if mean >= USUAL_SHARE and most >= LARGEST_SHARE:
+        return Check(name=name, ok=True, detail=detail)
+    return Check(
+        name=name,
+        ok=True,
+        warning=True,
+        detail=f"{detail}; at least {USUAL_SHARE:g} on average and {LARGEST_SHARE:g} at some place are usual. Either teacher and "
+        "student differ widely from the first tokens on (another chat template, a teacher that thinks first), or the log-probs "
+        "are too low, by an offset or another logarithm. Look at completions of both, and at the server.",
+    )
+
+
+def _check_temperature(at_one: Tensor, at: Tensor, temperature: float) -> Check:
+    """Differences of log-probs at one place are those at temperature 1, divided by the temperature."""
+    name = "teacher temperature"
+    plain, scaled = (part - part.mean(-1, keepdim=True) for part in (at_one, at))
+    measured = float(plain.square().sum() / (plain * scaled).sum())
+    if abs(measured / temperature - 1) <= TEMPERATURE_TOLERANCE:
+        return Check(name=name, ok=True, detail=f"asked for {temperature:g}, log-probs are at {measured:.3g}")
+    return Check(
+        name=name,
+        ok=False,
+        detail=f"rollout.temperature = {temperature:g} was asked for, and the log-probs are at {measured:.3g}: the server "
+        "ignores or changes it, and the reward would compare two different distributions. Set rollout.temperature = 1, or fix "
+        "the server.",
+    )

@@ -1,0 +1,73 @@
+"""Compare a served teacher with its weights, where they are at hand: no law (probe_numbers.py) tells a model from another."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from topd.endpoint.faults import Fault
+from topd.endpoint.served import CANARY_TOLERANCE
+from topd.errors import ConfigError, first_line
+from topd.models.language_model import LanguageModel
+from topd.models.load import BUILTIN, load
+from topd.models.logprobs import TokenGroup, Tokens, score_groups
+from topd.models.proof import distance, make_canary
+from topd.teacher.endpoint import EndpointTeacher
+from topd.teacher.teacher import Check, Scores
+
+LARGEST_WEIGHTS = 2_000_000_000
+"""Bytes of weight files that are loaded for a comparison, for as long as it takes."""
+
+
+def check_weights(teacher: EndpointTeacher, student: LanguageModel, groups: Sequence[TokenGroup]) -> Check:
+    """The served numbers of the canary and of the probe's rollouts are those of the weights, as far as precision allows."""
+    name, role = "teacher weights", teacher.role
+    key, source = weights_at_hand(teacher, student)
+    if source is None:
+        detail = f"not compared: they are not at hand. Set {role}.tokenizer to the teacher's folder to have it done"
+        return Check(name=name, ok=True, detail=f"{detail} (up to {LARGEST_WEIGHTS / 1e9:g} GB)")
+    try:
+        model = load(source, dtype=teacher.config.dtype, device=student.device, role=role)
+    except ConfigError as error:
+        return Check(name=name, ok=True, detail=f"not compared: {first_line(error)}")
+    asked = [make_canary(student.tokenizer), *(Tokens(group.prompt_ids, group.completions) for group in groups)]
+    try:
+        served = teacher.log_probs(asked, temperature=1.0)
+    except Fault as fault:
+        return Check(name=name, ok=False, detail=f"the teacher could not be asked: {fault}")
+    own = score_groups(model, asked, max_tokens=4096)
+    off = [distance(_flat(a), _flat(b)) for a, b in ((served[:1], own[:1]), (served[1:], own[1:]))]
+    detail = (
+        f"the servers' log-probs differ from those of {key} = {source!r} by {off[0]:.2g} nats on fixed tokens, {off[1]:.2g} on "
+        "rollouts"
+    )
+    if max(off) <= CANARY_TOLERANCE:
+        return Check(name=name, ok=True, detail=detail)
+    return Check(
+        name=name,
+        ok=False,
+        detail=f"{detail}; {CANARY_TOLERANCE:g} allowed. The servers have other weights, another precision, or change the "
+        f"numbers. Serve those weights, or set {role}.tokenizer to a folder that holds the tokenizer alone.",
+    )
+
+
+def weights_at_hand(teacher: EndpointTeacher, student: LanguageModel) -> tuple[str, str | None]:
+    """Key and name of a local folder with the teacher's weights. The student's folder may lend its tokenizer, no weights."""
+    config = teacher.config
+    for key, name in (("name", config.name), ("tokenizer", config.tokenizer)):
+        if name is None or (key == "tokenizer" and _folder(name) == _folder(student.name)):
+            continue
+        size = sum(file.stat().st_size for file in _folder(name).glob("*.safetensors"))
+        if (_folder(name) / "config.json").is_file() and 0 < size <= LARGEST_WEIGHTS:
+            return f"{teacher.role}.{key}", name
+    return "", None
+
+
+def _folder(name: str) -> Path:
+    """Where the weights of that name would be, if they are here at all."""
+    return BUILTIN / name.removeprefix("builtin:") if name.startswith("builtin:") else Path(name).expanduser()
+
+
+def _flat(scores: Sequence[Scores]) -> Tensor:
+    return torch.cat([part for parts in scores for part in parts])
