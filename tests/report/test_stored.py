@@ -569,6 +569,7 @@ def test_a_folder_without_digests_is_read_and_not_called_proven(trained: Path, t
     run = everything(read_run(tmp_path / "run"))
     assert run.digests.lost.startswith("there is no digests.jsonl (an older version wrote this folder")
     assert (run.problems, len(run.metrics)) == ([], 2)
+    assert run.notes == [run.digests.lost]
     (tmp_path / "run/digests.jsonl").mkdir()
     assert "cannot be read (digests.jsonl is no file)" in read_run(tmp_path / "run").digests.lost
 

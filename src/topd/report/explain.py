@@ -65,7 +65,7 @@ def explain(
     for each in view.group.rollouts if tokens else [view.rollout]:
         _show_tokens(view, each, console)
     _show_extremes(view, console)
-    for problem in view.run.problems:
+    for problem in view.run.notes:
         console.print(Text("note: ").append_text(plain_text(problem)), style="yellow")
 
 

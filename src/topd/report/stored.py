@@ -42,6 +42,11 @@ class StoredRun:
     """What its files were when they were written."""
 
     @property
+    def notes(self) -> list[str]:
+        """The problems, and what is not proven."""
+        return [*self.problems, *([self.digests.lost] if self.digests is not None and self.digests.lost else [])]
+
+    @property
     def name(self) -> str:
         return self.path.resolve().name
 

@@ -34,7 +34,7 @@ def show(path: Path | str, found: Rescore, console: Console | None = None) -> No
     _show_steps(console, found["steps"])
     if found["top_changes"]:
         _show_changes(console, run, found["top_changes"])
-    for problem in run.problems:
+    for problem in run.notes:
         console.print(Text("note: ").append_text(plain_text(problem)), style="yellow")
 
 
