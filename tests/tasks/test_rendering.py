@@ -227,6 +227,12 @@ def test_marks_of_a_template_are_text_for_a_tokenizer_that_does_not_know_them() 
     assert not render("<|user|> is a mark").as_given
     assert render("[INST] 3", STRICT, template="plain").text == "[INST] 3"
     assert render("<s>3", None).as_given
+    assert render("<s>3", template="plain").as_given
+
+
+def test_a_template_that_takes_no_other_text_is_believed_to_show_it() -> None:
+    picky = "{% if messages[0].content != '3' %}{{ raise_exception('not 3') }}{% endif %}<|im_start|>{{ messages[0].content }}"
+    assert render("3", picky).text == "<|im_start|>3"
 
 
 def word_tokenizer(model: models.Model) -> PreTrainedTokenizerFast:
