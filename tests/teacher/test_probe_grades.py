@@ -73,7 +73,7 @@ def gold(grader: Grader, *prompts: Prompt) -> list[Check]:
 def grades(
     *models: Says, table: Mapping[str, float] = {"8": 1.0}, prompts: Sequence[Prompt] = (prompt(),), limit: int = 100
 ) -> list[Check]:
-    engines = dict(zip(("student", "teacher"), models, strict=False))
+    engines = dict(zip(("student", "teacher", "other"), models, strict=False))
     params = SamplingParams(n=1, max_tokens=limit, temperature=0.7, top_p=0.9, seed=(3, "probe"))
     return list(check_grades(engines, Told(table), prompts, params))
 
@@ -210,6 +210,10 @@ def test_a_student_that_is_always_wrong_is_warned_about_unless_the_teacher_is_no
     assert [check.name for check in checks] == ["grades of the student", "grades of the teacher"]
     assert tuple(check.warning for check in checks) == warned
     assert [check.detail.endswith(NOTHING) for check in checks] == list(warned)
+
+
+def test_any_later_model_that_is_right_is_enough() -> None:
+    assert [check.warning for check in grades(Says("9"), Says("9"), Says("8"))] == [False, False, False]
 
 
 @pytest.mark.parametrize(
