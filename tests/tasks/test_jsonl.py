@@ -75,6 +75,11 @@ def test_held_out_problems_count_once_and_only_with_an_answer(tmp_path: Path) ->
         load(tmp_path, {"prompt": "x"}, held_out=tuple({"prompt": prompt, "answer": ""} for prompt in "ab"))
 
 
+def test_one_number_written_in_two_ways_is_one_answer(tmp_path: Path) -> None:
+    rows = [{"prompt": "1+1=", "answer": answer} for answer in ("1072", "1,072", "1072.0")]
+    assert [problem.answer for problem in load(tmp_path, *rows).train] == ["1072", "1,072", "1072.0"]
+
+
 @pytest.mark.parametrize("place", ["train", "eval"])
 def test_a_question_with_two_answers_is_an_error_with_both_lines(tmp_path: Path, place: str) -> None:
     rows = [{"prompt": "a b", "answer": 1}, {"prompt": "a b"}, {"prompt": [{"role": "user", "content": "a  b\n"}], "answer": 1.5}]
@@ -113,6 +118,7 @@ def test_a_question_with_two_answers_is_an_error_with_both_lines(tmp_path: Path,
         ({"messages": [USER, ASSISTANT], "completion": "2"}, "`completion` and `messages` say the same thing twice"),
         ({"answer": "1"}, "`prompt` must be a non-empty string, or a list of messages, found nothing"),
         ({"prompt": '[{"role": "user", "content": "x"}]'}, "is a text that holds a list of messages"),
+        ({"prompt": '[{"content": "x", "role": "user"}]'}, "is a text that holds a list of messages"),
         ({"prompt": ""}, "`prompt` must be a non-empty string"),
         ({"prompt": " \n"}, "`prompt` must be a non-empty string"),
         ({"prompt": 5}, "`prompt` must be a non-empty string"),

@@ -95,8 +95,9 @@ def test_an_item_is_known_by_its_question(tmp_path: Path) -> None:
     settings = tiny_config(tmp_path, task=task)
     [problem] = load_task(config_file.load(settings).task, seed=0).train
     row = {"completion": rf"\boxed{{{problem.answer}}}", "answer": problem.answer}
-    known, unknown = topd.grade(settings, [row | {"question": problem.question}, row])
-    assert known["grade"] == 1.0
+    rows = [row | {"question": problem.question}, row | {"question": problem.question, "answer": None}, row]
+    known, also_known, unknown = topd.grade(settings, rows)
+    assert known["grade"] == also_known["grade"] == 1.0
     assert unknown["grade"] < 1.0
 
 
