@@ -116,7 +116,7 @@ class TeacherConfig(EndpointConfig):
     )
     one_server_per_url: bool = Field(
         False,
-        description="Every URL is one server and no load balancer: allows vLLM's array form, whose answers do not say who gave them.",
+        description="Each URL is one server, no load balancer. Allows vLLM's array form, whose answers do not say who gave them.",
     )
     api_key_env: EnvironmentName = Field("TOPD_TEACHER_API_KEY", description="Environment variable that holds the servers' key.")
     max_dropped_share: float = Field(
