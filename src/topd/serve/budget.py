@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from topd.serve.protocol import ApiError
 
-MAX_REQUEST_BYTES = 320_000_000
+MAX_REQUEST_BYTES = 280_000_000
 """Bytes that the requests which are being read, wait or run may take together, and so may one."""
 
 

@@ -1,5 +1,6 @@
 """`topd serve`: sockets, signals, and the order of starting and stopping."""
 
+import gc
 import ipaddress
 import math
 import os
@@ -64,6 +65,7 @@ def serve(options: ServeOptions) -> int:
         device = pick_device(options.device, key="--device")
         set_threads(options.threads, key="--threads")
         model = load(options.model, dtype=options.dtype, device=device, role="model")
+        gc.freeze()  # else a body of a million lists makes the collector go through the libraries again and again
         server = Server(model, options, on_ready=lambda line: print(line, flush=True))
         with _signals(server):
             server.run([bound])
