@@ -21,8 +21,8 @@ def served_config(directory: Path, *urls: str, **changes: Any) -> dict[str, Any]
     settings: dict[str, Any] = {
         "teacher__base_url": list(urls),
         "teacher__max_concurrent_requests": 1,
-        "teacher__timeout_s": 1.0,
-        "teacher__patience_s": 3.0,
+        "teacher__timeout_s": 2.0,
+        "teacher__patience_s": 5.0,
         "rollout__max_completion_tokens": 12,
         "eval__max_problems": 1,
         "eval__samples_per_problem": 1,

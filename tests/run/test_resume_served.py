@@ -25,6 +25,10 @@ def stall_from(number: int, reached: threading.Event) -> faults.Schedule:
     return lambda now: fault if now >= number else None
 
 
+PROBED = 8 + 5 + 4 + 3
+"""Requests that prove a teacher's numbers at every start: canaries, prefixes, places, weights."""
+
+
 def kill_when(reached: threading.Event, config: Path) -> None:
     process = start(config)
     wait_for(reached.is_set, process)
@@ -76,7 +80,7 @@ def test_a_step_with_a_dropped_group_is_resumed_between_two_updates(tmp_path: Pa
 
 @pytest.mark.slow
 def test_a_trainer_killed_while_the_teacher_is_asked(tmp_path: Path) -> None:
-    """Requests 0 to 2 prove the pair, 3 to 6 are the first step's, 7 and 8 are answered in the second, 9 and 10 are not."""
+    """But PROBED: 0 to 2 prove the pair, 3 to 6 are the first step's, 7 and 8 are answered in the second, 9 and 10 are not."""
     config, reached = tmp_path / "config.toml", threading.Event()
     with serving(batch_invariant=True) as base, proxying(base) as proxy:
         train(served_config(tmp_path / "whole", base, run__steps=3))
@@ -84,15 +88,15 @@ def test_a_trainer_killed_while_the_teacher_is_asked(tmp_path: Path) -> None:
             tmp_path / "run", proxy.url, run__steps=3, teacher__timeout_s=30.0, teacher__max_concurrent_requests=1
         )
         config.write_text(tomli_w.dumps(tree))
-        proxy.give(stall_from(9, reached))
+        proxy.give(stall_from(PROBED + 9, reached))
         kill_when(reached, config)
         assert [path.name for path in (tmp_path / "run/rollouts").iterdir()] == ["step_000001.parquet"]
         proxy.give(None)
         finish(config)
-        assert proxy.seen["score"] == 1 + 2 + 4  # the canary, what was not answered, the third step
+        assert proxy.seen["score"] == 1 + PROBED + 2 + 4  # the canary, the probe, what was not answered, the third step
     assert results(tmp_path / "run") == results(tmp_path / "whole")
-    probed, answered, completions = 2, 2, 2
-    assert [row["teacher/cached"] for row in metrics(tmp_path / "run")] == [0, (probed + answered) * completions, 0]
+    answered, completions = 2, 2
+    assert [row["teacher/cached"] for row in metrics(tmp_path / "run")] == [0, answered * completions, 0]
 
 
 @pytest.mark.slow

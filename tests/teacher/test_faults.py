@@ -277,7 +277,7 @@ def test_the_command_ends_with_three_and_says_how_to_go_on(tmp_path, teacher, he
     config = tmp_path / "config.toml"
     with proxying(teacher) as proxy:
         config.write_text(tomli_w.dumps(served_config(tmp_path / "run", proxy.url, **IMPATIENT)))
-        proxy.give(lambda number: faults.status(400) if number >= 7 else None)  # from the second step on
+        proxy.give(lambda number: faults.status(400) if number >= 27 else None)  # from the second step on
         assert main(["train", str(config)]) == 3
         assert "--run.resume true" in capsys.readouterr().err
         proxy.give(None)
