@@ -353,3 +353,10 @@ def test_of_a_section_and_its_keys_the_later_word_holds(tmp_path: Path) -> None:
     section = ["--run", '{ directory = "a", steps = 7 }']
     assert config_file.load(tiny_config(tmp_path), [*section, "--run.steps", "3"]).run.steps == 3
     assert config_file.load(tiny_config(tmp_path), ["--run.steps", "3", *section]).run.steps == 7
+
+
+def test_a_long_value_is_shown_by_its_beginning(tmp_path: Path) -> None:
+    for value in (f"--run.steps={'9' * 5000}", f"--run.steps={[1] * 2000}", f"--task.grader={'x' * 5000}"):
+        assert len(error_of(tmp_path, value)) < 400
+    assert error_of(tmp_path, "--" + "x" * 5000, "1").startswith("unknown key 'xxx")
+    assert len(error_of(tmp_path, "--" + "x" * 5000, "1")) < 400

@@ -190,10 +190,10 @@ def _explain_value(location: tuple[Any, ...], problem: Any) -> str:
     rule = problem["msg"].replace("Input should be", "must be").replace("Field required", "is required")
     if problem["type"] in ("union_tag_invalid", "union_tag_not_found"):
         found, known = problem["ctx"].get("tag"), problem["ctx"].get("expected_tags", "'reasoning_gym', 'jsonl', 'hub'")
-        return f"{dotted}.type must be one of {known}; found {found!r}."
+        return f"{dotted}.type must be one of {known}; found {found!r:.200}."
     if problem["type"] == "missing":
         return f"{dotted} is required and has no default. {describe(info)}".rstrip()
-    return f"{dotted} {rule}; found {problem['input']!r}. {describe(info)}".rstrip()
+    return f"{dotted} {rule}; found {problem['input']!r:.200}. {describe(info)}".rstrip()
 
 
 def _algorithms_with(dotted: str) -> list[str]:

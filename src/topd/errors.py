@@ -1,10 +1,22 @@
 """The two ways a run may end early, each with the exit code of the command line."""
 
+import re
+
+LONGEST_WORD = 400
+
 
 class TopdError(Exception):
-    """An error with a message for a person: what happened, why, what to do. Shown without a traceback."""
+    """An error with a message for a person: what happened, why, what to do. Shown without a traceback.
+
+    Of a word longer than LONGEST_WORD, a value as it was found, the message shows the beginning.
+    """
 
     exit_code = 1
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(
+            re.sub(rf"\S{{{LONGEST_WORD},}}", lambda word: f"{word[0][:80]}... ({len(word[0])} characters)", message)
+        )
 
 
 def first_line(error: BaseException) -> str:

@@ -52,8 +52,9 @@ def check_gold(grader: Grader, prompts: Sequence[Prompt]) -> Iterator[Check]:
         name="right answers",
         ok=True,
         warning=True,
-        detail=f"{len(wrong)} of {len(asked)} right answers are not graded 1 in any usual form, the first is {wrong[0].answer!r} "
-        f"of {wrong[0].id}: hardly any completion can be graded right. Look at task.answer_pattern and task.grader. {READ_ON}",
+        detail=f"{len(wrong)} of {len(asked)} right answers are not graded 1 in any usual form, the first is "
+        f"{wrong[0].answer!r:.80} of {wrong[0].id}: hardly any completion can be graded right. Look at task.answer_pattern "
+        f"and task.grader. {READ_ON}",
     )
 
 
@@ -102,4 +103,4 @@ def _example(pairs: Sequence[tuple[Prompt, Rollout]], grades: Sequence[Grade]) -
     shown = max(range(len(pairs)), key=rank)
     prompt, rollout = pairs[shown]
     end = rollout.text if len(rollout.text) <= SHOWN else "..." + rollout.text[-SHOWN:]
-    return f"One ends {end!r}: extracted {grades[shown].extracted!r}, right is {prompt.answer!r}."
+    return f"One ends {end!r}: extracted {grades[shown].extracted!r:.80}, right is {prompt.answer!r:.80}."
