@@ -15,7 +15,7 @@ BASE |= {"rollout__max_completion_tokens": 12, "eval__max_problems": 2, "eval__s
 SETTINGS: dict[str, dict[str, Any]] = {
     "embedded: topd": {},
     "embedded: topd, a checkpoint every step": {"run__checkpoint_every": 1, "run__keep_checkpoints": 3, "trainer__epochs": 2},
-    "embedded: grpo, one prompt an update": {"algorithm__type": "grpo", "trainer__minibatch_prompts": 1},
+    "embedded: grpo, one prompt an update": {"algorithm__type": "grpo", "trainer__minibatch_prompts": 1, "eval__teacher": True},
     "embedded: opd, temperature 0.8": {"algorithm__type": "opd", "rollout__temperature": 0.8, "run__checkpoint_every": 3},
     "served": {"teacher__max_concurrent_requests": 4},
     "served: temperature 0.7": {"rollout__temperature": 0.7, "teacher__max_concurrent_requests": 1},
