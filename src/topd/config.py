@@ -114,10 +114,6 @@ class TeacherConfig(EndpointConfig):
     tokenizer: str | None = Field(
         None, description="Folder or hub id with the tokenizer of a served teacher, where its servers cannot prove theirs."
     )
-    one_server_per_url: bool = Field(
-        False,
-        description="Each URL is one server, no load balancer. Allows vLLM's array form, whose answers do not say who gave them.",
-    )
     api_key_env: EnvironmentName = Field("TOPD_TEACHER_API_KEY", description="Environment variable that holds the servers' key.")
     max_dropped_share: float = Field(
         0.05,

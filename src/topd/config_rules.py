@@ -38,7 +38,7 @@ def _teacher(config: Config, needs: Set[str]) -> Iterator[str]:
                 f"{key}.base_url and rollout.base_url share {', '.join(sorted(shared))}, whose weights are replaced by the "
                 "student's after every step. Use another server."
             )
-        served_only = (*_ENDPOINT, "tokenizer", "one_server_per_url", "api_key_env", "max_dropped_share")
+        served_only = (*_ENDPOINT, "tokenizer", "api_key_env", "max_dropped_share")
         yield from _only_with(key, teacher, teacher.base_url is None, "base_url is unset", served_only)
 
 

@@ -5,10 +5,8 @@ to the n-th request of a kind (score, sample, models, text, control) is done to 
 """
 
 import asyncio
-import base64
 import contextlib
 import email.utils
-import io
 import itertools
 import json
 import math
@@ -22,7 +20,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import httpx2
-import numpy as np
 import torch
 from safetensors.torch import load, save
 
@@ -43,7 +40,7 @@ class Request:
     @property
     def kind(self) -> str:
         path = self.path.partition("?")[0]
-        if path in ("/v1/score", "/generate", "/inference/v1/generate"):
+        if path in ("/v1/score", "/generate"):
             return "score"
         if path == "/v1/completions":
             return "score" if self.json.get("echo") or "prompt_logprobs" in self.json else "sample"
@@ -205,7 +202,7 @@ class FaultProxy:
 
 @contextlib.contextmanager
 def proxying(upstream: str, dialect: str = "topd") -> Iterator[FaultProxy]:
-    """A running proxy. `dialect`: topd, vllm, echo, sglang or generate."""
+    """A running proxy. `dialect`: topd, vllm, echo or sglang."""
     proxy, ready = FaultProxy(upstream, dialect), threading.Event()
     thread = threading.Thread(target=proxy.run, args=(ready,), name="proxy")
     thread.start()
@@ -422,7 +419,7 @@ class _Foreign:
     """A server that knows nothing of topd. `routes` answer themselves, `hidden` have that status; the rest is passed on."""
 
     owner = "vllm"
-    hidden: ClassVar[Mapping[str, int]] = {"/v1/score": 404, "/generate": 404, "/inference/v1/generate": 403}
+    hidden: ClassVar[Mapping[str, int]] = {"/v1/score": 404, "/generate": 404}
 
     async def reply(self, proxy: FaultProxy, request: Request) -> Reply:
         path = request.path.partition("?")[0]
@@ -486,7 +483,7 @@ class Sglang(_Foreign):
 
     edits = NUMBERS | IDS | NULL | ROWS
     owner = "sglang"
-    hidden: ClassVar[Mapping[str, int]] = {"/v1/score": 400, "/inference/v1/generate": 404}
+    hidden: ClassVar[Mapping[str, int]] = {"/v1/score": 400}
 
     async def _generate(self, proxy: FaultProxy, request: Request) -> Reply:
         asked = request.json
@@ -524,34 +521,4 @@ class Sglang(_Foreign):
         return reply.with_json([{"text": "", "meta_info": {"input_token_logprobs": each}} for each in entries])
 
 
-class Generate(_Foreign):
-    """vLLM's `/inference/v1/generate`, imitated: row i of the array is about token start + i + 1."""
-
-    edits = NUMBERS
-    hidden: ClassVar[Mapping[str, int]] = {"/v1/score": 404, "/generate": 404}
-
-    async def _inference_v1_generate(self, proxy: FaultProxy, request: Request) -> Reply:
-        asked = request.json
-        row, params = asked["token_ids"], asked["sampling_params"]
-        start = params["prompt_logprob_start"]
-        wanted = [token for [token] in params["prompt_logprob_token_ids"]]
-        assert wanted == row[start + 1 :], "only the actual tokens are imitated"
-        reply, flat = await proxy.scores(request, [{"prompt": row[: start + 1], "completions": [wanted]}])
-        return reply.with_json(self._answer(flat)) if reply.status == 200 else reply
-
-    @staticmethod
-    def _answer(logprobs: list[float]) -> dict[str, Any]:
-        file = io.BytesIO()
-        np.save(file, np.array(logprobs, dtype=np.float32)[:, None])
-        packed = base64.b64encode(file.getvalue()).decode()
-        return {"request_id": "0", "choices": [{"index": 0, "token_ids": [3]}], "prompt_token_id_logprobs": packed}
-
-    def rows(self, request: Request, reply: Reply) -> list[list[list[Any]]]:
-        packed = base64.b64decode(reply.json["prompt_token_id_logprobs"])
-        return [[[0, logprob] for logprob in np.load(io.BytesIO(packed))[:, 0].tolist()]]
-
-    def with_rows(self, request: Request, reply: Reply, rows: list[list[list[Any]]]) -> Reply:
-        return reply.with_json(self._answer([logprob for _, logprob in rows[0]]))
-
-
-DIALECTS = {"topd": Topd, "vllm": Vllm, "echo": Echo, "sglang": Sglang, "generate": Generate}
+DIALECTS = {"topd": Topd, "vllm": Vllm, "echo": Echo, "sglang": Sglang}

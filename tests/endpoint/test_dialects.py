@@ -1,11 +1,8 @@
 """Every dialect gives the numbers of `score_groups`, or BadAnswer, and nothing else."""
 
-import base64
-import io
 import json
 
 import httpx2
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,14 +13,13 @@ from tests.endpoint import proxy as faults
 from tests.endpoint.proxy import proxying
 from tests.fakes import make_model, ragged_groups
 from tests.serve.serving import serving
-from topd.endpoint.dialects import Sglang, TopdScore, VllmEcho, VllmGenerate, VllmPromptLogprobs, read_scores
+from topd.endpoint.dialects import Sglang, TopdScore, VllmEcho, VllmPromptLogprobs, read_scores
 from topd.endpoint.faults import BadAnswer
 from topd.models.logprobs import Tokens, score_groups
 
 SPOKEN = {
     "topd": TopdScore(),
     "sglang": Sglang(),
-    "generate": VllmGenerate(),
     "vllm": VllmPromptLogprobs(),
     "echo": VllmEcho(),
 }
@@ -53,16 +49,8 @@ def send(proxy, dialect, groups, temperature=1.0):
     return response
 
 
-def pieces(dialect, groups):
-    """The groups as requests may hold them."""
-    if not dialect.one_row:
-        return [list(groups)]
-    return [[Tokens(group.prompt_ids, (completion,))] for group in groups for completion in group.completions]
-
-
 def asked_of(proxy, dialect, groups, temperature=1.0):
-    parts = [read_scores(dialect, send(proxy, dialect, piece, temperature), piece) for piece in pieces(dialect, groups)]
-    return torch.tensor([value for part in parts for value in part])
+    return torch.tensor(read_scores(dialect, send(proxy, dialect, groups, temperature), groups))
 
 
 def expected(model, groups, temperature=1.0):
@@ -112,7 +100,7 @@ def test_nothing_is_sent_as_text_and_no_more_is_generated_than_the_server_asks_f
 def test_an_answer_to_something_else_is_bad(spoken):
     """Wrong numbers, lengths, tokens, order, rows: whatever the dialect can express."""
     dialect, proxy, _ = spoken
-    groups = pieces(dialect, GROUPS)[0]
+    groups = list(GROUPS)
     for name, edit in proxy.dialect.edits.items():
         proxy.give(faults.always(faults.edited(name, edit)))
         with pytest.raises(BadAnswer) as caught:
@@ -123,7 +111,7 @@ def test_an_answer_to_something_else_is_bad(spoken):
 
 def test_what_is_no_answer_is_bad(spoken):
     dialect, proxy, _ = spoken
-    groups = pieces(dialect, GROUPS)[0]
+    groups = list(GROUPS)
     for fault in (faults.html, faults.empty, faults.truncated):
         proxy.give(faults.always(fault))
         with pytest.raises(BadAnswer):
@@ -238,42 +226,6 @@ def test_json_that_is_nested_too_deeply_is_bad(dialect):
         read_scores(dialect, response(b"[" * 100_000), [Tokens((5,), ((7,),))])
 
 
-def npy(array):
-    file = io.BytesIO()
-    np.save(file, array)
-    return file.getvalue()
-
-
-def packed(content):
-    return json.dumps({"prompt_token_id_logprobs": base64.b64encode(content).decode()}).encode()
-
-
-GOOD_ARRAY = npy(np.array([[-1.0], [-2.0]], dtype=np.float32))
-
-
-BAD_ARRAYS = {
-    "empty": b"",
-    "archive": b"PK\x03\x04 an archive that is none",
-    "cut in the magic": GOOD_ARRAY[:7],
-    "cut in the header": GOOD_ARRAY[:20],
-    "a byte short": GOOD_ARRAY[:-1],
-    "other shape": GOOD_ARRAY.replace(b"(2, 1)", b"(2, 3)"),
-    "huge": GOOD_ARRAY.replace(b"(2, 1), }" + b" " * 12, b"(99999999999999, 1), }"),
-    "objects": GOOD_ARRAY.replace(b"'<f4'", b"'|O' "),
-    "flat": npy(np.array([-1.0, -2.0], dtype=np.float32)),
-    "wide": npy(np.array([[-1.0, -2.0]], dtype=np.float32)),
-    "text": npy(np.array([["a"], ["b"]])),
-    "complex": npy(np.array([[-1 + 2j], [-2 - 1j]])),
-    "infinite": npy(np.array([[-np.inf], [-2.0]], dtype=np.float32)),
-}
-
-
-@pytest.mark.parametrize("content", BAD_ARRAYS.values(), ids=BAD_ARRAYS)
-def test_an_array_that_is_none_is_bad(content):
-    with pytest.raises(BadAnswer):
-        read_scores(VllmGenerate(), response(packed(content)), [Tokens((5, 6), ((7, 8),))])
-
-
 GOOD_TENSORS = save({"token_ids": torch.tensor([7, 8]), "logprobs": torch.tensor([-1.0, -2.0])})
 
 
@@ -288,11 +240,6 @@ def damaged(draw, content):
 @given(content=damaged(GOOD_TENSORS))
 def test_damaged_tensors_are_read_or_bad(content):
     read_or_bad(TopdScore(), content)
-
-
-@given(content=damaged(GOOD_ARRAY))
-def test_a_damaged_array_is_read_or_bad(content):
-    read_or_bad(VllmGenerate(), packed(content))
 
 
 @pytest.mark.parametrize(

@@ -422,24 +422,6 @@ def test_one_that_is_trusted_is_waited_for_with_patience(clock):
     clock.run(story())
 
 
-def test_what_is_asked_of_the_replica_besides_decides_too(clock):
-    """`check`: its fault counts as the answer's."""
-    a, b = Scripted("a"), Scripted("b")
-    a.ill = OtherModel("a answers as another model")
-    pool = pool_of(a, b)
-
-    async def check(replica):
-        if replica is a:
-            raise a.ill
-
-    async def story():
-        found = await pool.send(lambda: ASKED, lambda response: response.text, check=check)
-        assert (found, a.trusted, a.calls) == ("b", False, 1)
-        await pool.close()
-
-    clock.run(story())
-
-
 def test_a_request_that_failed_goes_elsewhere_although_there_is_more_to_do(clock):
     bad, good = Scripted("bad", down(99)), Scripted("good")
     good.outstanding = 2

@@ -101,12 +101,12 @@ def test_any_two_models_differ_about_the_canary_far_more_than_is_allowed(tokeniz
 
 @pytest.mark.parametrize(
     ("dialect", "spoken"),
-    [("topd", "topd"), ("sglang", "SGLang"), ("generate", "vLLM /inference"), ("vllm", "vLLM /v1/comp"), ("echo", "OpenAI")],
+    [("topd", "topd"), ("sglang", "SGLang"), ("vllm", "vLLM /v1/comp"), ("echo", "OpenAI")],
 )
 def test_the_form_is_found_by_asking_and_gives_the_trainers_numbers(right, tokenizer, dialect, spoken):
     base, model = right
     with proxying(base, dialect) as proxy:
-        served = served_by(proxy.url, tokenizer=tokenizer, one_server_per_url=True)
+        served = served_by(proxy.url, tokenizer=tokenizer)
         found = meeting(served, lambda served: served.score(GROUP))
     assert served.dialect.name.startswith(spoken)
     torch.testing.assert_close(torch.cat(found), expected(model), atol=1e-5, rtol=1e-5)
@@ -189,9 +189,9 @@ def test_any_list_of_models_is_read_or_a_fault(tokenizer, content):
 def test_a_server_that_gives_no_log_probs_is_refused_with_all_that_was_tried(right, tokenizer):
     with proxying(right[0]) as proxy:
         proxy.give(faults.always(faults.status(404)))
-        said = refusal(served_by(proxy.url, tokenizer=tokenizer, one_server_per_url=True))
+        said = refusal(served_by(proxy.url, tokenizer=tokenizer))
     assert "gives no log-probs of given tokens. Tried:" in said
-    assert [word in said for word in ("topd", "SGLang", "/inference/v1/generate", "prompt_logprobs", "echo")] == [True] * 5
+    assert [word in said for word in ("topd", "SGLang", "prompt_logprobs", "echo")] == [True] * 4
 
 
 def test_servers_that_cannot_be_reached_are_named_with_a_remedy(tokenizer):
@@ -321,10 +321,10 @@ def test_no_answer_of_another_model_is_ever_taken(right, wrong, tokenizer, diale
         assert not served.pool.replicas[0].trusted
 
     with proxying(base, dialect) as proxy:
-        for number, drop in itertools.product((0, 1, 3, 4) if dialect == "generate" else (0, 1), (False, True)):
+        for number, drop in itertools.product((0, 1), (False, True)):
             proxy.give(None)
             proxy.upstream = base.removesuffix("/v1")
-            served = served_by(proxy.url, tokenizer=tokenizer, max_attempts=1, one_server_per_url=True)
+            served = served_by(proxy.url, tokenizer=tokenizer, max_attempts=1)
             meeting(served, functools.partial(restarted, number=number, drop=drop))
 
 
@@ -371,7 +371,7 @@ def test_a_wrong_replica_is_left_out_and_taken_back_once_it_is_right(right, wron
 
 @pytest.mark.parametrize("dialect", faults.DIALECTS)
 def test_behind_a_load_balancer_with_a_wrong_server_no_answer_of_that_is_taken(right, wrong, tokenizer, dialect):
-    """Every second connection, canaries included, ends at the other model; the array form is then not spoken at all."""
+    """Every second connection, canaries included, ends at the other model."""
     base, model = right
 
     async def elsewhere(exchange):
@@ -382,8 +382,6 @@ def test_behind_a_load_balancer_with_a_wrong_server_no_answer_of_that_is_taken(r
             exchange.proxy.upstream = base.removesuffix("/v1")
 
     async def story(served):
-        assert not served.dialect.one_row
-        assert (served.passed_over is not None) == (dialect in ("generate", "vllm", "echo"))
         proxy.give(lambda number: elsewhere if number % 2 else None)
         with pytest.raises(OtherModel):
             await served.check_together(served.pool.replicas[0])

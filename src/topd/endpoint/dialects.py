@@ -5,14 +5,11 @@ completion token, in the order asked. Every token is looked up by its id; number
 or of another token raise BadAnswer. Nothing is ever sent as text.
 """
 
-import base64
-import io
 import reprlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import httpx2
-import numpy as np
 import torch
 from safetensors.torch import load as load_safetensors
 
@@ -31,8 +28,6 @@ class Dialect(Protocol):
     name: str
     honours_temperature: bool
     """Whether log-probs come at the temperature asked for. If not, they are those at 1."""
-    one_row: bool
-    """Whether a request can hold one completion only."""
     engine_kind: str
     """What computes the log-probs, as `Engine.kind`."""
     spare_tokens: int
@@ -73,7 +68,6 @@ class TopdScore:
 
     name = "topd /v1/score"
     honours_temperature = True
-    one_row = False
     engine_kind = "embedded"
     spare_tokens = 0
 
@@ -94,7 +88,6 @@ class _Rows:
     """Dialects that know rows only: every completion is sent with its prompt in front of it."""
 
     honours_temperature = False
-    one_row = False
     engine_kind = "vllm"
     spare_tokens = 1  # vLLM and SGLang always make room for a token to sample
 
@@ -148,26 +141,6 @@ class VllmEcho(_Rows):
         return found
 
 
-class VllmGenerate(_Rows):
-    """vLLM's `/inference/v1/generate` (--enable-scale-out, model runner V2): named ids at completion positions, as one array."""
-
-    name = "vLLM /inference/v1/generate with prompt_logprob_token_ids"
-    one_row = True
-
-    def encode(self, groups: Sequence[TokenGroup], *, model: str, temperature: float) -> Request:
-        ((row, start),) = self.rows(groups)
-        asked = {"prompt_logprob_token_ids": [[token] for token in row[start:]], "prompt_logprob_start": start - 1}
-        body = {"model": model, "token_ids": list(row), "sampling_params": {"max_tokens": 1, "temperature": 1.0, **asked}}
-        return Request(path="/inference/v1/generate", json=body, num_tokens=len(row))
-
-    def decode(self, response: httpx2.Response, groups: Sequence[TokenGroup]) -> list[Any]:
-        packed = base64.b64decode(response.json()["prompt_token_id_logprobs"], validate=True)
-        array = np.load(io.BytesIO(packed), allow_pickle=False)
-        if array.ndim != 2 or array.shape[1] != 1 or array.dtype.kind != "f":
-            raise BadAnswer(f"{response.url.host}: {array.dtype} of shape {array.shape}, wanted one number per token")
-        return list(array[:, 0].tolist())
-
-
 class Sglang(_Rows):
     """SGLang's `/generate`: from `logprob_start_len` on, [log-prob, id, text] per token; the first has no log-prob."""
 
@@ -195,7 +168,7 @@ class Sglang(_Rows):
         return found
 
 
-DIALECTS: tuple[Dialect, ...] = (TopdScore(), Sglang(), VllmGenerate(), VllmPromptLogprobs(), VllmEcho())
+DIALECTS: tuple[Dialect, ...] = (TopdScore(), Sglang(), VllmPromptLogprobs(), VllmEcho())
 """In the order in which a server is tried: the ones that ask for completion positions alone come first."""
 
 

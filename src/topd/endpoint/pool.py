@@ -40,7 +40,6 @@ class _Job(Generic[T]):
 
     make: Callable[[], Request]
     read: Callable[[httpx2.Response], T]
-    check: Callable[[Replica], Awaitable[None]] | None
     began: float
     failures: Counter[str] = field(default_factory=Counter)
     refusals: dict[str, Refused] = field(default_factory=dict)
@@ -75,20 +74,13 @@ class Pool:
         self._changed = asyncio.Condition()
         self._health: dict[str, asyncio.Task[None]] = {}
 
-    async def send(
-        self,
-        make: Callable[[], Request],
-        read: Callable[[httpx2.Response], T],
-        *,
-        check: Callable[[Replica], Awaitable[None]] | None = None,
-    ) -> T:
+    async def send(self, make: Callable[[], Request], read: Callable[[httpx2.Response], T]) -> T:
         """The answer as `read` makes it out of a response; `read` raises BadAnswer for one that cannot be used.
 
-        `make` builds the request once there is a place for it. `check` may ask more of the replica that answered, and raise a
-        Fault. Raises the last Fault once the request has failed too often, all replicas refuse it, or nothing has succeeded for
-        too long.
+        `make` builds the request once there is a place for it. Raises the last Fault once the request has failed too often, all
+        replicas refuse it, or nothing has succeeded for too long.
         """
-        job = _Job(make, read, check, time.monotonic())
+        job = _Job(make, read, time.monotonic())
         attempts = AsyncRetrying(
             stop=stop_after_attempt(self.max_attempts),
             wait=wait_random_exponential(multiplier=0.2, max=self.longest_wait_s),
@@ -107,8 +99,6 @@ class Pool:
                 response = await replica.send(job.make())
                 large = len(response.content) > LARGE_ANSWER
                 answer = await asyncio.to_thread(job.read, response) if large else job.read(response)
-                if job.check is not None:
-                    await job.check(replica)
             except Busy as busy:
                 replica.not_before, replica.busy = time.monotonic() + busy.seconds, busy
                 self._check_patience(job, busy)

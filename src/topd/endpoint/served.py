@@ -1,8 +1,7 @@
 """A model behind one or more URLs: proven to be one and the same model, asked through a pool.
 
 Every scoring request carries the canary with it, a few fixed tokens. Its numbers are compared with those of the first meeting, so
-that every answer proves who gave it: a replica that restarts with another model is found out by its first answer. The form that
-holds one row only has no place for it: there it follows to the same URL, which proves something only if that is one server.
+that every answer proves who gave it: a replica that restarts with another model is found out by its first answer.
 """
 
 import asyncio
@@ -28,7 +27,6 @@ from tenacity import (
 )
 from torch import Tensor
 
-from topd.endpoint.background import all_or_none
 from topd.endpoint.dialects import DIALECTS, Dialect, read_scores
 from topd.endpoint.faults import BadAnswer, Busy, Fault, Forbidden, OtherModel, Refused, Unavailable
 from topd.endpoint.pool import Pool
@@ -69,7 +67,6 @@ class ServedModel:
 
     `name_key` is the setting that holds `name`, if that is not `name` of the section `role`. `one_model`: whether the replicas
     must agree when they are met; those of the rollout engine need not, as they are about to get the trainer's weights.
-    `one_server_per_url`: no URL is a load balancer, so that a second request proves who answered the first.
     """
 
     def __init__(
@@ -87,14 +84,12 @@ class ServedModel:
         max_attempts: int,
         patience_s: float,
         one_model: bool = True,
-        one_server_per_url: bool = False,
         verify: Callable[[Replica], Awaitable[None]] | None = None,
     ) -> None:
         self.role = role
         self.name = name
         self.name_key = name_key or f"{role}.name"
         self.one_model = one_model
-        self.one_server_per_url = one_server_per_url
         self.api_key_env = api_key_env
         self.canary = canary
         self.temperature = temperature
@@ -153,24 +148,12 @@ class ServedModel:
         card = await self._repeatedly(functools.partial(self._read_card, replica))
         refusals = []
         for dialect in DIALECTS:
-            if not self._may_speak(dialect):
-                continue
             try:
                 return card, dialect, await self._repeatedly(functools.partial(self._ask, replica, dialect, card.id))
             except (Refused, BadAnswer) as fault:
                 refusals.append(f"{dialect.name}: {fault}")
         tried = "\n    ".join(refusals)
         raise Refused(f"{replica.url} gives no log-probs of given tokens. Tried:\n    {tried}")
-
-    def _may_speak(self, dialect: Dialect) -> bool:
-        """Without ids, and with the canary in a second request, a form proves something of one single server only."""
-        return self.one_server_per_url or not dialect.one_row
-
-    @property
-    def passed_over(self) -> Dialect | None:
-        """A form that comes before the one in use, and was not tried."""
-        before = DIALECTS[: DIALECTS.index(self.dialect)]
-        return next((dialect for dialect in before if not self._may_speak(dialect)), None)
 
     async def _repeatedly(self, ask: Callable[[], Awaitable[T]]) -> T:
         """At the first meeting: what is damaged or out of order for a moment is asked for again, within `patience_s`."""
@@ -253,17 +236,10 @@ class ServedModel:
         """
         if temperature not in (None, self._at(self.dialect)):
             return await self._score([group], temperature)
-        if not self.dialect.one_row:
-            return await self._score([group, self.canary])
-        rows = [Tokens(group.prompt_ids, (completion,)) for completion in group.completions]
-        found = await all_or_none(self._score([row]) for row in rows)
-        return [part for parts in found for part in parts]
+        return await self._score([group, self.canary])
 
     async def _score(self, groups: Sequence[TokenGroup], temperature: float | None = None) -> list[Tensor]:
-        """One request. What is found for the canary, which may only be the last group, is checked and left out.
-
-        Where a request has no room for the canary, the replica that answered is asked for it right after.
-        """
+        """One request. What is found for the canary, which may only be the last group, is checked and left out."""
         lengths = [len(completion) for group in groups for completion in group.completions]
 
         def read(response: httpx2.Response) -> list[Tensor]:
@@ -279,7 +255,7 @@ class ServedModel:
         def make() -> Request:
             return self.dialect.encode(groups, model=self.card.id, temperature=at)
 
-        return await self.pool.send(make, read, check=self._recognise if self.dialect.one_row else None)
+        return await self.pool.send(make, read)
 
     def _check_fingerprint(self, response: httpx2.Response) -> None:
         """`topd serve` says with every answer which weights gave it."""

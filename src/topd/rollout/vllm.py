@@ -51,7 +51,6 @@ class VllmEngine(ServedEngine):
             max_attempts=rollout.max_attempts,
             patience_s=rollout.patience_s,
             one_model=False,
-            one_server_per_url=True,  # each URL is given the weights
             verify=self._bring_up_to_date,
         )
         super().__init__(served, background, student=policy, eos_token_ids=policy.eos_token_ids)

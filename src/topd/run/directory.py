@@ -24,9 +24,7 @@ from topd.errors import ConfigError, first_line
 from topd.run import digests
 from topd.run.files import PARTIAL, append_line, flat, remove, whole, write_json, write_text
 
-_ENDPOINT = (
-    "base_url|one_server_per_url|api_key_env|max_concurrent_requests|wait_s|timeout_s|patience_s|max_attempts|max_dropped_share"
-)
+_ENDPOINT = "base_url|api_key_env|max_concurrent_requests|wait_s|timeout_s|patience_s|max_attempts|max_dropped_share"
 MAY_CHANGE = re.compile(
     r"run\.(resume|checkpoint_every|keep_checkpoints|steps|device|directory|trackers)|eval\.teacher"
     rf"|(teacher|teachers\.[^.]+|rollout)\.({_ENDPOINT}|weights|weights_directory)"

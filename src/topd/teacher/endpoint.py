@@ -63,7 +63,6 @@ class EndpointTeacher:
             timeout_s=config.timeout_s,
             max_attempts=config.max_attempts,
             patience_s=config.patience_s,
-            one_server_per_url=config.one_server_per_url,
         )
         self._pending: dict[Tokens, Future[list[Tensor]]] = {}
         self._cached = 0
@@ -138,11 +137,6 @@ class EndpointTeacher:
         replicas, card, form = self.served.pool.replicas, self.served.card, self.served.dialect.name
         trusted = [replica for replica in replicas if replica.trusted]
         notes = [f"; {replica.fault}" for replica in replicas if not replica.trusted]
-        if self.served.passed_over is not None:
-            notes.append(
-                f". {self.served.passed_over.name} was not tried: its answers do not say who gave them. Where every URL is one "
-                f"server and no load balancer, {self.role}.one_server_per_url = true allows it"
-            )
         changed = form != self._first_form
         if changed:
             notes.append(
