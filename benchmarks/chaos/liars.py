@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import random
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,13 +21,15 @@ from tests.endpoint.proxy import Exchange, Fault, Reply, named, proxying
 from tests.endpoint.runs import metrics, served_config
 from tests.run.test_resume import results
 
+from topd.models.load import BUILTIN
+
 TRUE = 1e-3
 """Nats by which a stored log-prob of the teacher may differ from what it says itself: dialects differ in rounding."""
 
 Rows = list[list[list[Any]]]
 Edit = Callable[[Rows], None]
 Change = Callable[[list[float]], Sequence[float]]
-FORMS = {"/v1/score": "topd", "/generate": "sglang", "/inference/v1/generate": "generate"}
+FORMS = {"/v1/score": "topd", "/generate": "sglang"}
 
 
 def said_otherwise(name: str, edit: Edit) -> Fault:
@@ -114,6 +117,7 @@ BODIES = [
     faults.busy_until(999_999),
     faults.status(307, location="http://127.0.0.1:9/"),
 ]
+NAME = "a-teacher"
 OTHER, HOT = "another model behind a load balancer", "temperature ignored"
 
 
@@ -135,12 +139,16 @@ def kinds(dialect: str) -> dict[str, Fault | None]:
 class Liars:
     def __init__(self, folder: Path, teacher: str, other: str) -> None:
         self.folder, self.teacher, self.other = folder, teacher, other
+        self.tokenizer = fresh(folder / "tokenizer")
+        for file in (BUILTIN / "tiny-teacher").iterdir():
+            if file.suffix != ".safetensors":
+                shutil.copy(file, self.tokenizer)
         self.healthy: dict[tuple[str, str], dict[str, Any]] = {}
 
-    def tree(self, directory: Path, url: str, dialect: str, kind: str) -> dict[str, Any]:
+    def tree(self, directory: Path, url: str, dialect: str, kind: str, weights: bool = False) -> dict[str, Any]:
+        """`weights`: whether the teacher's are at hand, to be compared with."""
         tree = served_config(directory, url, teacher__max_dropped_share=0.3, teacher__max_attempts=4)
-        if dialect == "generate" and kind != OTHER:
-            tree["teacher"]["one_server_per_url"] = True  # or its form is not used
+        tree["teacher"] |= {"name": NAME, "tokenizer": str(BUILTIN / "tiny-teacher" if weights else self.tokenizer)}
         if kind == HOT:
             tree["rollout"]["temperature"] = 0.7
         return tree
@@ -186,7 +194,8 @@ class Liars:
                 return (fault or balance) if on and next(turn) % every == 0 else None
 
             proxy.give(schedule)
-            tree = self.tree(folder / "run", proxy.url, dialect, kind)
+            weights = source.random() < 0.25
+            tree = self.tree(folder / "run", proxy.url, dialect, kind, weights)
             config = write_config(folder, tree)
             ended = finish(start("train", config))
             given = len(proxy.given)
@@ -194,7 +203,8 @@ class Liars:
             temperature = tree["rollout"].get("temperature", 1.0)
             verdict, words = self.judge(ended, config, folder / "run", whole, temperature)
         row = f"liars, {dialect}, {rate:.0%}"
-        return Outcome(row, verdict, f"{kind}{', after the start' if after else ''} ({given} times): {words}")
+        when = f"{', after the start' if after else ''}{', weights at hand' if weights else ''} ({given} times)"
+        return Outcome(row, verdict, f"{kind}{when}: {words}")
 
     def judge(self, ended: Ended, config: str, directory: Path, whole: dict[str, Any], temperature: float) -> tuple[str, str]:
         if ended.crashed or ended.code == 130:
@@ -218,11 +228,14 @@ class Liars:
 
 
 def play(journal: Journal, folder: Path, seed: int, count: int) -> None:
+    """Wrong numbers first, then wrong answers, then what never was one, of which half comes last."""
     every = list(itertools.product(faults.DIALECTS, (1.0, 0.2), (False, True)))
     todo = [(dialect, kind, rate, after) for dialect, rate, after in every for kind in kinds(dialect)]
     random.Random(seed).shuffle(todo)
-    named_alike = ("builtin:tiny-student", "--name", "builtin:tiny-teacher")
-    with serving("builtin:tiny-teacher") as teacher, serving(*named_alike) as other:
+    numbers_first = {fault.__name__: 0 for fault in NUMBERS} | {HOT: 0, OTHER: 0} | {fault.__name__: 2 for fault in BODIES}
+    todo.sort(key=lambda case: (tier := numbers_first.get(case[1], 1)) + (tier == 2 and (case[2] == 1.0) != case[3]))
+    name = ("--name", NAME)
+    with serving("builtin:tiny-teacher", *name) as teacher, serving("builtin:tiny-student", *name) as other:
         liars = Liars(folder, teacher, other)
         for number, case in enumerate(todo[:count]):
             journal.play(f"liars {seed} {number}", lambda source, case=case: liars.case(source, *case))
