@@ -145,7 +145,7 @@ class Liars:
                 shutil.copy(file, self.tokenizer)
         self.healthy: dict[tuple[str, str], dict[str, Any]] = {}
 
-    def tree(self, directory: Path, url: str, dialect: str, kind: str, weights: bool = False) -> dict[str, Any]:
+    def tree(self, directory: Path, url: str, kind: str, weights: bool = False) -> dict[str, Any]:
         """`weights`: whether the teacher's are at hand, to be compared with."""
         tree = served_config(directory, url, teacher__max_dropped_share=0.3, teacher__max_attempts=4)
         tree["teacher"] |= {"name": NAME, "tokenizer": str(BUILTIN / "tiny-teacher" if weights else self.tokenizer)}
@@ -155,11 +155,11 @@ class Liars:
 
     def whole(self, dialect: str, kind: str) -> dict[str, Any]:
         """The results of a run with a healthy server."""
-        key = dialect, kind if kind in (OTHER, HOT) else ""
+        key = dialect, kind if kind == HOT else ""
         if key not in self.healthy:
             folder = fresh(self.folder / "whole")
             with proxying(self.teacher, dialect) as proxy:
-                ended = run("train", write_config(folder, self.tree(folder / "run", proxy.url, dialect, kind)))
+                ended = run("train", write_config(folder, self.tree(folder / "run", proxy.url, kind)))
             assert ended.code == 0, ended.output
             self.healthy[key] = results(folder / "run")
         return self.healthy[key]
@@ -195,7 +195,7 @@ class Liars:
 
             proxy.give(schedule)
             weights = source.random() < 0.25
-            tree = self.tree(folder / "run", proxy.url, dialect, kind, weights)
+            tree = self.tree(folder / "run", proxy.url, kind, weights)
             config = write_config(folder, tree)
             ended = finish(start("train", config))
             given = len(proxy.given)
