@@ -58,8 +58,7 @@ def _run(words: tuple[str, ...], environment: Mapping[str, str], output: Connect
     for descriptor in (1, 2):
         os.dup2(output.fileno(), descriptor)
     output.close()
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)
+    sys.stdout, sys.stderr = (os.fdopen(descriptor, "w", 1) for descriptor in (1, 2))  # the old ones remember what was there
     os.environ.update(environment)
     sys.argv = ["topd", *words]
     if limit is not None:
