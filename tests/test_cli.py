@@ -59,10 +59,10 @@ def test_overrides_may_stand_anywhere(config: str, capsys: pytest.CaptureFixture
 def test_probe_prints_every_verdict(config: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["probe", config]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 9
-    assert all(line.startswith("ok  ") for line in lines[:7])
-    assert lines[7].startswith("WARN  grades of the student: ")  # 24 tokens cut most completions off
-    assert "Raise rollout.max_completion_tokens" in lines[7]
+    assert len(lines) == 11
+    assert all(line.startswith("ok  ") for line in lines[:9])
+    assert lines[9].startswith("WARN  grades of the student: ")  # 24 tokens cut most completions off
+    assert "Raise rollout.max_completion_tokens" in lines[9]
 
 
 def test_probe_fails_with_two(tmp_path: Path, config: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,7 +157,7 @@ def test_unusable_data_and_adapters_are_named(
 def test_an_empty_task_is_named(tmp_path: Path, config: str, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty.jsonl").touch()
     assert main(["train", config, "--task.path", str(tmp_path / "empty.jsonl")]) == 2
-    assert "no training problems" in capsys.readouterr().err
+    assert "empty.jsonl holds no problem" in capsys.readouterr().err
 
 
 def test_a_run_folder_is_not_overwritten_and_resume_refuses_another_configuration(

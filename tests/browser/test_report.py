@@ -284,6 +284,7 @@ def test_two_runs_are_laid_over_each_other_with_their_differences(tab, quickstar
     metrics = rows(other, "metrics.jsonl")
     lines = [json.dumps({**row, "teacher/gap": 2 * row["teacher/gap"]}) + "\n" for row in metrics]
     (other / "metrics.jsonl").write_text("".join(lines))
+    (other / "digests.jsonl").unlink()  # of the lines that were
     opened(tab, write([quickstart, other], tmp_path / "both.html"))
     draw_all(tab)
     traces = tab.evaluate("document.querySelector('#chart-gap .plot').data.map(t => [t.name, t.y])")

@@ -23,7 +23,7 @@ from topd.models.load import frozen_copy, load, with_adapters
 from topd.models.logprobs import Tokens, completion_logprobs
 from topd.models.proof import TOLERANCE, distance, make_canary, make_probe, probe_logprobs
 from topd.rollout.handover import Proof
-from topd.run import checkpoint
+from topd.run import checkpoint, digests
 
 GROUPS = ragged_groups((5, (9, 2)), (1, (7,)), (12, (20,)))
 
@@ -213,6 +213,12 @@ def trainer(tmp_path_factory):
     return make_trainer(assemble(config_file.load(tiny_config(tmp_path_factory.mktemp("trainer") / "run", student__lora=lora))))
 
 
+def replace_state(saved, state):
+    """As if the checkpoint had been saved so: with the digests of what it holds."""
+    (saved / "state.json").write_text(json.dumps(state))
+    (saved / checkpoint.MARKER).write_text(json.dumps({"sha256": digests.of_folder(saved, but=checkpoint.MARKER)}))
+
+
 def test_a_resume_on_other_base_weights_is_noticed(tmp_path, trainer, monkeypatch):
     """A checkpoint of adapters holds no more than those; the folder of the student may have changed since."""
     saved = checkpoint.save(tmp_path / "c", trainer, steps_done=1, keep=1, probe=make_probe(trainer.policy.tokenizer, [(5, 6)]))
@@ -232,7 +238,7 @@ def test_a_resume_allows_rounding_and_no_more(off, stops, tmp_path, trainer):
     saved = checkpoint.save(tmp_path / "c", trainer, steps_done=1, keep=1)
     state = json.loads((saved / "state.json").read_text())
     state["probe"]["logprobs"] = [value + off for value in state["probe"]["logprobs"]]
-    (saved / "state.json").write_text(json.dumps(state))
+    replace_state(saved, state)
     with pytest.raises(RunStopped, match=r"at most 0\.0001 allowed") if stops else contextlib.nullcontext():
         assert checkpoint.restore(saved, trainer) == 1
 
@@ -241,6 +247,6 @@ def test_a_checkpoint_without_a_probe_is_of_another_version(tmp_path, trainer):
     saved = checkpoint.save(tmp_path / "c", trainer, steps_done=1, keep=1)
     state = json.loads((saved / "state.json").read_text())
     del state["probe"]
-    (saved / "state.json").write_text(json.dumps(state))
-    with pytest.raises(ConfigError, match=r"damaged, or another version wrote it \(KeyError: 'probe'\)"):
+    replace_state(saved, state)
+    with pytest.raises(ConfigError, match=r"damaged, or another version wrote it: KeyError: 'probe'"):
         checkpoint.restore(saved, trainer)

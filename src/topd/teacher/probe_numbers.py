@@ -18,7 +18,7 @@ from topd.endpoint.served import CANARY_TOLERANCE
 from topd.models.language_model import LanguageModel
 from topd.models.logprobs import TokenGroup, Tokens, ranked_logprobs
 from topd.models.proof import CANARY_TOKENS, make_canary
-from topd.teacher.teacher import Check, OneTeacher
+from topd.teacher.teacher import Check, OneTeacher, Scores, Unscored
 
 CONTEXTS, CONTINUATIONS = 4, 64
 """So many places, and at each so many tokens that could come next: all, in a small vocabulary."""
@@ -45,11 +45,13 @@ TEMPERATURE_TOLERANCE = 0.02
 LOOK = "Look at the server (topd serve and an unmodified vLLM pass), and at what stands between"
 
 
-def check_numbers(teacher: OneTeacher, student: LanguageModel, groups: Sequence[TokenGroup]) -> Iterator[Check]:
-    """Laws that the log-probs of one model keep. `groups`: the probe's rollouts, of which contexts are taken."""
+def check_numbers(
+    teacher: OneTeacher, student: LanguageModel, groups: Sequence[TokenGroup], scores: Sequence[Scores | Unscored] = ()
+) -> Iterator[Check]:
+    """Laws that the log-probs of one model keep. `groups`: the probe's rollouts, of which contexts are taken; `scores`: theirs."""
     try:
         yield _check_prefixes(teacher, make_canary(student.tokenizer))
-        places = continuations(student, groups)
+        places = continuations(student, groups, scores)
         logprobs = _ask(teacher, places, teacher.temperature)
         yield _check_probabilities(logprobs, vocab_size=student.vocab_size)
         if teacher.temperature != 1:
@@ -58,19 +60,27 @@ def check_numbers(teacher: OneTeacher, student: LanguageModel, groups: Sequence[
         yield Check(name="teacher numbers", ok=False, detail=f"the teacher could not be asked for them: {fault}")
 
 
-def continuations(student: LanguageModel, groups: Sequence[TokenGroup]) -> list[Tokens]:
-    """Contexts, each with completions of one token: from where the student is surest to where it is least sure."""
+def continuations(student: LanguageModel, groups: Sequence[TokenGroup], scores: Sequence[Scores | Unscored] = ()) -> list[Tokens]:
+    """Contexts, each with completions of one token: from where the student is surest to where it is least sure.
+
+    With the teacher's `scores`, half of them where it gives the sampled token a probability nearest to one half: where a teacher
+    is sure, its numbers sum to 1 even with an offset, which ends at log-prob 0.
+    """
     ranked = ranked_logprobs(student, groups, max_tokens=4096, top_k=CONTINUATIONS)
     places = []
-    for group, rows in zip(groups, ranked, strict=True):
-        for completion, row in zip(group.completions, rows, strict=True):
+    for i, (group, rows) in enumerate(zip(groups, ranked, strict=True)):
+        for j, (completion, row) in enumerate(zip(group.completions, rows, strict=True)):
             entropies = -(row.top_logprobs.exp() * row.top_logprobs).sum(-1)
-            for k, entropy in enumerate(entropies.tolist()):
+            given = scores[i][j].tolist() if scores and not isinstance(scores[i], Unscored) else [0.0] * len(completion)
+            for k, (entropy, logprob) in enumerate(zip(entropies.tolist(), given, strict=False)):
                 context = (*group.prompt_ids, *completion[:k])[-CONTEXT_TOKENS:]
-                places.append((entropy, Tokens(context, tuple((token,) for token in row.top_ids[k].tolist()))))
-    places.sort(key=lambda place: place[0])
-    chosen = torch.linspace(0, len(places) - 1, min(CONTEXTS, len(places))).long().tolist()
-    return [places[i][1] for i in chosen]
+                place = Tokens(context, tuple((token,) for token in row.top_ids[k].tolist()))
+                places.append((entropy, abs(math.exp(logprob) - 0.5), place))
+    places.sort(key=lambda place: place[1])
+    by_teacher = places[: CONTEXTS // 2] if scores else []
+    others = sorted(places[len(by_teacher) :], key=lambda place: place[0])
+    chosen = torch.linspace(0, len(others) - 1, min(CONTEXTS - len(by_teacher), len(others))).long().tolist()
+    return [place for _, _, place in [*(others[i] for i in chosen), *by_teacher]]
 
 
 def _ask(teacher: OneTeacher, places: Sequence[Tokens], temperature: float) -> Float[Tensor, "place token"]:
