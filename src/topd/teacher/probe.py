@@ -24,7 +24,7 @@ from topd.teacher.probe_numbers import check_numbers
 from topd.teacher.probe_weights import check_weights
 from topd.teacher.routed import RoutedTeacher
 from topd.teacher.scoring import broken_scores
-from topd.teacher.teacher import Check, OneTeacher, Scores, Unscored
+from topd.teacher.teacher import Check, OneTeacher, Teacher, Unscored
 from topd.types import Prompt, RolloutGroup
 
 PROBE_PROMPTS, PROBE_ROLLOUTS, PROBE_TOKENS = 2, 2, 16
@@ -76,9 +76,8 @@ def check_run(
     )
     groups = engine.generate(probe_prompts(prompts), params)
     if teacher is not None:
-        scores = teacher.score(groups)
-        yield _check_scores(groups, scores)
-        yield from _check_numbers(teacher, student, groups, scores)
+        yield _check_scores(teacher, groups)
+        yield from _check_numbers(teacher, student, groups)
     yield check_self_teacher(config, student, groups, asked=teacher is not None)
 
 
@@ -109,10 +108,10 @@ def _check_temperature(temperature: float, honoured: bool) -> Check:
     )
 
 
-def _check_scores(groups: Sequence[RolloutGroup], scores: Sequence[Scores | Unscored]) -> Check:
+def _check_scores(teacher: Teacher, groups: Sequence[RolloutGroup]) -> Check:
     name = "teacher log-probs"
-    for group, parts in zip(groups, scores, strict=True):
-        broken = parts.reason if isinstance(parts, Unscored) else broken_scores(group, parts)
+    for group, scores in zip(groups, teacher.score(groups), strict=True):
+        broken = scores.reason if isinstance(scores, Unscored) else broken_scores(group, scores)
         if broken is not None:
             return Check(name=name, ok=False, detail=broken)
     num_tokens = sum(len(completion) for group in groups for completion in group.completions)
@@ -120,15 +119,12 @@ def _check_scores(groups: Sequence[RolloutGroup], scores: Sequence[Scores | Unsc
 
 
 def _check_numbers(
-    teacher: OneTeacher | RoutedTeacher,
-    student: LanguageModel,
-    groups: Sequence[RolloutGroup],
-    scores: Sequence[Scores | Unscored],
+    teacher: OneTeacher | RoutedTeacher, student: LanguageModel, groups: Sequence[RolloutGroup]
 ) -> Iterator[Check]:
     """For each of several. What the probe has asked is no request of the first step."""
     several = teacher.teachers if isinstance(teacher, RoutedTeacher) else {"": teacher}
     for name, one in several.items():
-        checks = list(check_numbers(one, student, groups, scores))
+        checks = list(check_numbers(one, student, groups))
         if isinstance(one, EndpointTeacher):
             checks.append(check_weights(one, student, groups))
         yield from (dataclasses.replace(check, name=f"{check.name} ({name})" if name else check.name) for check in checks)

@@ -18,7 +18,7 @@ from topd.endpoint.served import CANARY_TOLERANCE
 from topd.models.language_model import LanguageModel
 from topd.models.logprobs import TokenGroup, Tokens, ranked_logprobs
 from topd.models.proof import CANARY_TOKENS, make_canary
-from topd.teacher.teacher import Check, OneTeacher, Scores, Unscored
+from topd.teacher.teacher import Check, OneTeacher
 
 CONTEXTS, CONTINUATIONS = 4, 64
 """So many places, and at each so many tokens that could come next: all, in a small vocabulary."""
@@ -31,6 +31,12 @@ CUTS = range(5, CANARY_TOKENS, 5)
 
 SUM_TOLERANCE = 0.05
 """By which a sum of probabilities may miss 1: every continuation may be computed in another batch, in bfloat16."""
+
+EXCESS = 0.3
+"""By which the sums may exceed 1, as a share of what all tokens but the likeliest have: noise in all of them is far less."""
+
+LEAST_REST = 1e-3
+"""Probability that these must have in all for that to be judged."""
 
 USUAL_SHARE, LARGEST_SHARE = 0.9, 0.95
 """What the student's likeliest tokens have of the teacher's probability, on average and where they have most of it.
@@ -45,13 +51,11 @@ TEMPERATURE_TOLERANCE = 0.02
 LOOK = "Look at the server (topd serve and an unmodified vLLM pass), and at what stands between"
 
 
-def check_numbers(
-    teacher: OneTeacher, student: LanguageModel, groups: Sequence[TokenGroup], scores: Sequence[Scores | Unscored] = ()
-) -> Iterator[Check]:
-    """Laws that the log-probs of one model keep. `groups`: the probe's rollouts, of which contexts are taken; `scores`: theirs."""
+def check_numbers(teacher: OneTeacher, student: LanguageModel, groups: Sequence[TokenGroup]) -> Iterator[Check]:
+    """Laws that the log-probs of one model keep. `groups`: the probe's rollouts, of which contexts are taken."""
     try:
         yield _check_prefixes(teacher, make_canary(student.tokenizer))
-        places = continuations(student, groups, scores)
+        places = continuations(student, groups)
         logprobs = _ask(teacher, places, teacher.temperature)
         yield _check_probabilities(logprobs, vocab_size=student.vocab_size)
         if teacher.temperature != 1:
@@ -60,27 +64,19 @@ def check_numbers(
         yield Check(name="teacher numbers", ok=False, detail=f"the teacher could not be asked for them: {fault}")
 
 
-def continuations(student: LanguageModel, groups: Sequence[TokenGroup], scores: Sequence[Scores | Unscored] = ()) -> list[Tokens]:
-    """Contexts, each with completions of one token: from where the student is surest to where it is least sure.
-
-    With the teacher's `scores`, half of them where it gives the sampled token a probability nearest to one half: where a teacher
-    is sure, its numbers sum to 1 even with an offset, which ends at log-prob 0.
-    """
+def continuations(student: LanguageModel, groups: Sequence[TokenGroup]) -> list[Tokens]:
+    """Contexts, each with completions of one token: from where the student is surest to where it is least sure."""
     ranked = ranked_logprobs(student, groups, max_tokens=4096, top_k=CONTINUATIONS)
     places = []
-    for i, (group, rows) in enumerate(zip(groups, ranked, strict=True)):
-        for j, (completion, row) in enumerate(zip(group.completions, rows, strict=True)):
+    for group, rows in zip(groups, ranked, strict=True):
+        for completion, row in zip(group.completions, rows, strict=True):
             entropies = -(row.top_logprobs.exp() * row.top_logprobs).sum(-1)
-            given = scores[i][j].tolist() if scores and not isinstance(scores[i], Unscored) else [0.0] * len(completion)
-            for k, (entropy, logprob) in enumerate(zip(entropies.tolist(), given, strict=False)):
+            for k, entropy in enumerate(entropies.tolist()):
                 context = (*group.prompt_ids, *completion[:k])[-CONTEXT_TOKENS:]
-                place = Tokens(context, tuple((token,) for token in row.top_ids[k].tolist()))
-                places.append((entropy, abs(math.exp(logprob) - 0.5), place))
-    places.sort(key=lambda place: place[1])
-    by_teacher = places[: CONTEXTS // 2] if scores else []
-    others = sorted(places[len(by_teacher) :], key=lambda place: place[0])
-    chosen = torch.linspace(0, len(others) - 1, min(CONTEXTS - len(by_teacher), len(others))).long().tolist()
-    return [place for _, _, place in [*(others[i] for i in chosen), *by_teacher]]
+                places.append((entropy, Tokens(context, tuple((token,) for token in row.top_ids[k].tolist()))))
+    places.sort(key=lambda place: place[0])
+    chosen = torch.linspace(0, len(places) - 1, min(CONTEXTS, len(places))).long().tolist()
+    return [places[i][1] for i in chosen]
 
 
 def _ask(teacher: OneTeacher, places: Sequence[Tokens], temperature: float) -> Float[Tensor, "place token"]:
@@ -111,8 +107,14 @@ def _check_prefixes(teacher: OneTeacher, canary: Tokens) -> Check:
 
 
 def _check_probabilities(logprobs: Float[Tensor, "place token"], *, vocab_size: int) -> Check:
-    """Probabilities of different tokens at one place differ, and sum to at most 1; to 1 where they are all."""
-    name, sums, is_all = "teacher probabilities", logprobs.double().exp().sum(-1), logprobs.shape[1] == vocab_size
+    """Probabilities of different tokens at one place differ, and sum to at most 1; to 1 where they are all.
+
+    Where a model is sure, a sum is near 1 whatever is added to the numbers, as they end at 0: it is judged beside what the
+    likeliest token leaves to the others.
+    """
+    name, probabilities, is_all = "teacher probabilities", logprobs.double().exp(), logprobs.shape[1] == vocab_size
+    sums = probabilities.sum(-1)
+    excess, rest = float((sums - 1).sum()), float((sums - probabilities.amax(-1)).sum())
     least, mean, most = float(sums.min()), float(sums.mean()), float(sums.max())
     count = f"{logprobs.shape[1]} tokens at each of {logprobs.shape[0]} places"
     is_uniform = (logprobs.mean(-1) + math.log(vocab_size)).abs() < FLAT
@@ -126,6 +128,13 @@ def _check_probabilities(logprobs: Float[Tensor, "place token"], *, vocab_size: 
             ok=False,
             detail=f"the probabilities of {count} sum to {least:.3g} to {most:.3g}; it is one distribution, {rule}. Another "
             f"logarithm than the natural one, an offset, or no log-probs at all. {LOOK}.",
+        )
+    if rest > LEAST_REST and excess > EXCESS * rest:
+        return Check(
+            name=name,
+            ok=False,
+            detail=f"of {count}, the likeliest leaves the others less probability than they have: together {excess / rest:.0%} "
+            f"of that too much. It is one distribution; an offset that ends at log-prob 0 looks like this. {LOOK}.",
         )
     if is_all:
         return Check(name=name, ok=True, detail=f"those of all {count} sum to 1, within {max(most - 1, 1 - least):.2g}")
