@@ -576,10 +576,12 @@ def test_a_folder_without_digests_is_read_and_not_called_proven(trained: Path, t
 
 def test_what_the_run_wrote_and_is_not_there_is_named(trained: Path, tmp_path: Path) -> None:
     shutil.copytree(trained, tmp_path / "run")
-    for name in ("environment.json", "summary.json"):
+    for name in ("environment.json", "summary.json", "probe.json", "updates/step_000002.parquet"):
         (tmp_path / "run" / name).unlink()
     assert read_run(tmp_path / "run").problems == [
         "summary.json is not there, although the run wrote it",
+        "probe.json is not there, although the run wrote it",
+        "updates/step_000002.parquet is not there, although the run wrote it",
         "environment.json is not there, although the run wrote it",
     ]
 

@@ -145,6 +145,9 @@ def read_run(path: Path | str) -> StoredRun:
         problems += _gaps(path, metrics, summary)
     if missing := [row["step"] for row in metrics if row["step"] not in steps]:
         problems.append(f"rollouts of {len(missing)} of {len(metrics)} recorded steps are not there (steps {spans(missing)})")
+    written = [path / "probe.json", *(path / "updates" / f"step_{row['step']:06d}.parquet" for row in metrics)]
+    gone = [file.relative_to(path) for file in written if digests.knows(file) and not file.exists()]
+    problems += [f"{name} is not there, although the run wrote it" for name in gone]
     return StoredRun(
         path=path,
         config=config,
