@@ -181,7 +181,11 @@ class Damage:
             return Outcome(row, "exact", words)
         more = [line for line in seen.splitlines() if line not in self.seen[view]]
         said = [
-            line for line in more if re.search(r"damaged|not there|not proven|could not be read|missing|left out|lost|gone", line)
+            line
+            for line in more
+            if re.search(
+                r"note: |class=.problem|damaged|not there|not proven|could not be read|missing|left out|lost|lacks", line
+            )
         ]
         shown = " ".join(" ".join(said or more).split())[:400]
         return Outcome(row, "named" if said else "silent", f"{words}: {shown}")
