@@ -68,6 +68,7 @@ def finish(process: Any, limit_s: float = LIMIT_S) -> Ended:
     late, parts = threading.Event(), []
     timer = threading.Timer(limit_s, lambda: (late.set(), process.kill()))
     reader = threading.Thread(target=lambda: parts.append(process.stdout.read()), daemon=True)
+    timer.daemon = True
     timer.start()
     reader.start()
     process.wait()
