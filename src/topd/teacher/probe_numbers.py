@@ -35,8 +35,8 @@ SUM_TOLERANCE = 0.05
 EXCESS = 0.3
 """By which the sums may exceed 1, as a share of what all tokens but the likeliest have: noise in all of them is far less."""
 
-LEAST_REST = 1e-3
-"""Probability that these must have in all for that to be judged."""
+LEAST_REST = 1e-4
+"""Probability that these must have in all for that to be judged: float32 is exact to a hundredth of it."""
 
 USUAL_SHARE, LARGEST_SHARE = 0.9, 0.95
 """What the student's likeliest tokens have of the teacher's probability, on average and where they have most of it.
@@ -132,9 +132,11 @@ def _check_probabilities(logprobs: Float[Tensor, "place token"], *, vocab_size: 
     if rest > LEAST_REST and excess > EXCESS * rest:
         return Check(
             name=name,
-            ok=False,
+            ok=not is_all,
+            warning=True,
             detail=f"of {count}, the likeliest leaves the others less probability than they have: together {excess / rest:.0%} "
-            f"of that too much. It is one distribution; an offset that ends at log-prob 0 looks like this. {LOOK}.",
+            "of that too much. It is one distribution: an offset that ends at log-prob 0 looks like this, and a softmax in "
+            f"bfloat16. {LOOK}.",
         )
     if is_all:
         return Check(name=name, ok=True, detail=f"those of all {count} sum to 1, within {max(most - 1, 1 - least):.2g}")
