@@ -248,6 +248,16 @@ def test_steps_and_evaluations_that_were_deleted_are_named(directory: RunDirecto
     ]
 
 
+@pytest.mark.parametrize("log", ["metrics", "evals"])
+def test_a_line_that_is_there_twice_counts_once(directory: RunDirectory, log: str) -> None:
+    record(directory, 4)
+    path = directory.path / f"{log}.jsonl"
+    whole = path.read_text()
+    path.write_text(whole + whole.splitlines(keepends=True)[1])
+    RunDirectory(directory.path).forget_after(4)
+    assert path.read_text() == whole
+
+
 def test_steps_that_were_forgotten_and_made_again_are_whole(directory: RunDirectory) -> None:
     """Also where the last digest was cut off by a kill, and in a folder of an older version."""
     record(directory, 4)

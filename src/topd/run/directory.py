@@ -125,9 +125,9 @@ class RunDirectory:
         write_json(self.path / "summary.json", summary, self.digests.note)
 
     def forget_after(self, step: int) -> None:
-        """Drop the records of steps that a resumed run will do again."""
+        """Drop the records of steps that a resumed run will do again, and lines that are there twice."""
         for path, rows in ((self.metrics_log, self.metrics()), (self.evals_log, self.evaluations())):
-            kept = [row for row in rows if row.get("step", 0) <= step]
+            kept = [row for i, row in enumerate(rows) if row.get("step", 0) <= step and row not in rows[:i]]
             if path.is_file():
                 write_text(path, "".join(json.dumps(row) + "\n" for row in kept))
 
