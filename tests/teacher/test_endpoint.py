@@ -345,11 +345,9 @@ def test_a_server_that_does_not_show_its_tokenizer_needs_one_named(tmp_path, fau
 
 
 def test_a_named_tokenizer_stands_in_for_the_servers(tmp_path):
-    from topd.models.load import BUILTIN
-
     with serving(batch_invariant=True) as base, proxying(base, "vllm") as proxy:
         proxy.give(faults.always(faults.status(404)), "text")
-        tree = served_config(tmp_path, proxy.url, teacher__tokenizer=str(BUILTIN / "tiny-teacher"))
+        tree = served_config(tmp_path, proxy.url, teacher__tokenizer="builtin:tiny-teacher")
         parts = assemble(config_file.load(tree))
         found = {check.name: check.detail for check in probe(parts) if check.ok}
         parts.close()

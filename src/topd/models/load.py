@@ -176,6 +176,11 @@ def _eos_token_ids(module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
     return ids
 
 
+def place(name: str) -> str:
+    """Folder or hub id; `builtin:NAME` is a folder of this package."""
+    return str(BUILTIN / name.removeprefix("builtin:")) if name.startswith("builtin:") else name
+
+
 def end_tokens(name: str | None, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...] | None:
     """Tokens that end a completion of a model that is not loaded, from its folder or hub id; None if it names none."""
     generation = None

@@ -18,7 +18,7 @@ from topd.endpoint.replica import Request
 from topd.endpoint.served import CANARY_TOLERANCE, ServedModel
 from topd.errors import ConfigError, RunStopped, first_line
 from topd.models.language_model import LanguageModel
-from topd.models.load import end_tokens
+from topd.models.load import end_tokens, place
 from topd.models.logprobs import TokenGroup, Tokens
 from topd.models.proof import make_canary
 from topd.rollout.served import ServedEngine
@@ -124,7 +124,9 @@ class EndpointTeacher:
         return end_token_map(self.student.eos_token_ids, ends)
 
     def _eos_token_ids(self) -> tuple[int, ...] | None:
-        return self.served.card.eos_token_ids or (end_tokens(self.config.tokenizer, self.tokenizer) if self.tokenizer else None)
+        if self.served.card.eos_token_ids or self.tokenizer is None or self.config.tokenizer is None:
+            return self.served.card.eos_token_ids or None
+        return end_tokens(place(self.config.tokenizer), self.tokenizer)
 
     def checks(self, student: LanguageModel, *, asked: bool) -> list[Check]:
         checks = [self._check_servers(), self._check_vocabulary(student)]
@@ -261,7 +263,7 @@ def _cut(group: Tokens) -> list[Tokens]:
 
 def _load_tokenizer(name: str, role: str) -> PreTrainedTokenizerBase:
     try:
-        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(place(name), trust_remote_code=False)
     except Exception as error:  # a broken folder can fail anywhere in transformers, in any way
         raise ConfigError(
             f'{role}.tokenizer = "{name}" cannot be loaded: {first_line(error)}. Give a folder or hub id.'

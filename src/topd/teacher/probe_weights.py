@@ -10,7 +10,7 @@ from topd.endpoint.faults import Fault
 from topd.endpoint.served import CANARY_TOLERANCE
 from topd.errors import ConfigError, first_line
 from topd.models.language_model import LanguageModel
-from topd.models.load import BUILTIN, load
+from topd.models.load import load, place
 from topd.models.logprobs import TokenGroup, Tokens, score_groups
 from topd.models.proof import distance, make_canary
 from topd.teacher.endpoint import EndpointTeacher
@@ -66,7 +66,7 @@ def weights_at_hand(teacher: EndpointTeacher, student: LanguageModel) -> tuple[s
 
 def _folder(name: str) -> Path:
     """Where the weights of that name would be, if they are here at all."""
-    return BUILTIN / name.removeprefix("builtin:") if name.startswith("builtin:") else Path(name).expanduser()
+    return Path(place(name)).expanduser()
 
 
 def _flat(scores: Sequence[Scores]) -> Tensor:
