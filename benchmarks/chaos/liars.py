@@ -93,6 +93,15 @@ async def drip(exchange: Exchange) -> None:
         await asyncio.sleep(0.2)
 
 
+async def same_index_twice(exchange: Exchange) -> Reply:
+    reply = await exchange.forward()
+    return (
+        reply
+        if reply.status != 200
+        else reply.with_json({**reply.json, "choices": [c | {"index": 0} for c in reply.json["choices"]]})
+    )
+
+
 async def two_answers(exchange: Exchange) -> Reply:
     reply = await exchange.forward()
     return replace(reply, body=reply.body * 2)
@@ -130,7 +139,7 @@ async def _ignore_temperature(exchange: Exchange) -> Reply:
 def kinds(dialect: str) -> dict[str, Fault | None]:
     """All that is wrong at a server of that dialect; None for what the other model says."""
     edits = [said_otherwise(name, edit) for name, edit in faults.DIALECTS[dialect].edits.items()]
-    index = [faults.same_index_twice] if dialect in ("vllm", "echo") else []
+    index = [same_index_twice] if dialect in ("vllm", "echo") else []
     named_faults = {fault.__name__: fault for fault in [*NUMBERS, *edits, *index, *BODIES]}
     heat = {HOT: named(HOT, _ignore_temperature)} if dialect == "topd" else {}
     return named_faults | heat | {OTHER: None}
