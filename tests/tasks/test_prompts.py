@@ -1,5 +1,7 @@
 """Rendering, tokenizing, and a stream that is a function of (seed, step)."""
 
+import dataclasses
+
 import pytest
 
 from topd.config import JsonlConfig
@@ -81,6 +83,15 @@ def test_a_demonstration_ends_with_the_end_token_unless_it_is_cut(model: Languag
 
 def prompts(number: int) -> list[Prompt]:
     return [Prompt(id=f"train/{i}", text="", token_ids=(1,)) for i in range(number)]
+
+
+def test_the_digest_of_a_stream_holds_the_domains() -> None:
+    """With several teachers another domain is another teacher."""
+    [plain] = prompts(1)
+    digests = {
+        PromptStream([dataclasses.replace(plain, domain=domain)], per_step=1, seed=0).sha256() for domain in ("default", "a", "b")
+    }
+    assert len(digests) == 3
 
 
 def test_a_pass_shows_every_prompt_once_and_the_next_one_in_another_order() -> None:

@@ -110,6 +110,8 @@ ROWS = [
     ("-8", "The answer is:\n- 8", 0),
     ("-8", "The answer is:\n- -8", 1),
     ("-8", "The answer is -8", 1),
+    ("8", "We add:\n- 8", 1),
+    ("-8", "We add:\n-8", 1),
     ("42", "The answer is **42** apples.", 1),
     ("8", "The answer is 8.\n\n#### Explanation\nThree and five.", 1),
     ("8", "#### Step 2: Add\n3 + 5 = 8", 1),
