@@ -49,18 +49,25 @@ PERCENT = re.compile(r"(.*[\d}])\s*(?:\\?%|per\s?cent)", re.DOTALL)
 DEGREES = re.compile(r"(?<=\d)\s*(?:\u00b0|\^\s*\{?\s*\\circ\s*\}?|\\degree)")
 
 SCALES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-NO_UNITS = "and|are|dozen|even|false|half|hundred|if|is|mod|no|none|not|odd|or|per|percent|pi|then|to|true|union|" + "|".join(
-    SCALES
+CHANGING = "|".join(("are|dozen|even|false|half|hundred|if|is|mod|no|none|not|odd|per|percent|then|true", *SCALES))
+"""Words after a number that change what it says."""
+NO_UNIT = rf"(?!(?:{CHANGING}|and|cos|det|exp|gcd|lcm|log|max|or|pi|sin|tan|to|union)\b)"
+ABBREVIATION = "mm|cm|dm|km|nm|mg|kg|ml|mL|lb|oz|ft|kWh?|Hz|GB|MB|mph"
+"""Units that may touch their number; other letters there are a product, as in 3xy."""
+UNIT = (
+    rf"(?:(?:{ABBREVIATION})|(?<=[\s/])(?:in|mi|hr|yd|kJ|Pa|[mgshLWJV])|(?<=[\s/]){NO_UNIT}[^\W\d_]{{3,}})"
+    r"(?![^\W\d_])(?:\s*\^\s*\{?-?[1-4]\}?)?"
 )
-LETTER = r"(?:[mgslhLWJVNKCF]\b|[^\W\d_]{2,})"
-UNIT = rf"(?!(?:{NO_UNITS})\b){LETTER}(?:\s*\^\s*\{{?-?[1-4]\}}?)?"
 MEASURED = re.compile(
     rf"([+-]?\s*(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:\s+\d+/\d+|\s*/\s*\d+|\s*\\[dt]?frac\s*\{{\d+\}}\{{\d+\}}|{POWER_OF_TEN})?"
     rf"|[+-]?\\[dt]?frac\s*\{{\d+\}}\{{\d+\}})(?:\s+({'|'.join(SCALES)})\b)?"
     rf"(?:\s*{UNIT}(?:\s*(?:/|\b(?:per|an?|of)\b|\s)\s*{UNIT})?)?"
 )
-"""A number or a fraction with its unit: one word, or two, as in `miles per hour`, `m/s^2` and `J s`."""
-MORE = re.compile(rf"[+-]?[\d.,]+\s.*\b(?!(?:and|or|to|pi|union)\b)(?:{NO_UNITS})\b.*", re.IGNORECASE)
+"""A number or a fraction with its unit: one word, or two, as in `miles per hour` and `m/s^2`."""
+TRAILING = re.compile(rf"(.*\d.*?)(?:\s*{WRAPPED.pattern}|(?<=[\s}}])(?:{ABBREVIATION}))(?:\s*\^\s*\{{?-?[1-4]\}}?)?", re.DOTALL)
+"""Any expression with a unit that is set as text, or abbreviated."""
+CHANGES = re.compile(rf"\b(?:{CHANGING}|and|or)\b", re.IGNORECASE)
+MORE = re.compile(rf"[+-]?[\d.,]+\s.*\b(?:{CHANGING})\b.*", re.IGNORECASE)
 """A number and words that change what it says."""
 
 WORDS = re.compile(r"[^\W\d_]{2,}(?:[\s'-]+[^\W\d_]+)*|[^\W\d_](?:[\s'-]+[^\W\d_]+)+")
@@ -95,12 +102,12 @@ def normal(answer: str) -> str:
 
 
 def _without_unit(text: str) -> str:
-    """A number without its unit, and with `million` as a power of ten; all else as it is."""
-    match = MEASURED.fullmatch(_plain(text))
-    if match is None:
-        return text
-    number, scale = match[1], match[3]
-    return number if scale is None else rf"{number} \cdot 10^{{{SCALES[scale]}}}"
+    """A number or expression without its unit, and with `million` as a power of ten; all else as it is."""
+    worded = WRAPPED.sub(lambda words: f" {words[1]} " if CHANGES.search(words[1]) else " units ", text)
+    if match := MEASURED.fullmatch(_plain(worded)):
+        return match[1] if match[3] is None else rf"{match[1]} \cdot 10^{{{SCALES[match[3]]}}}"
+    trailing = None if AS_TEXT.fullmatch(_plain(text)) else TRAILING.fullmatch(text)
+    return text if trailing is None or CHANGES.search(trailing[2] or "") else trailing[1].strip()
 
 
 def _plain(text: str) -> str:
@@ -133,7 +140,7 @@ def _as_numbers(right: str, answer: str) -> bool | None:
     if None not in numbers:
         return numbers[0] == numbers[1]
     if LIST.fullmatch(right) or LIST.fullmatch(answer):
-        return [_number(part) or part for part in right.split()] == [_number(part) or part for part in answer.split()]
+        return list(map(_number, right.split())) == list(map(_number, answer.split()))
     counts = [Counter(_number(part) for part in re.split(r",\s*", text)) for text in (right, answer)]
     return counts[0] == counts[1] if None not in counts[0] | counts[1] else None
 
@@ -197,8 +204,10 @@ def _close(right: list[Any], answer: list[Any]) -> bool | None:
 
 
 def _parsed(text: str) -> list[Any]:
+    from latex2sympy2_extended.latex2sympy2 import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse
 
-    # the whole text is one expression: no search for boxes or numbers inside it
-    alone = [LatexExtractionConfig(boxed_match_priority=-1)]
+    # the whole text is one expression: no search for boxes or numbers inside it. Nor units, among which math-verify counts `ab`.
+    normalization = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True)
+    alone = [LatexExtractionConfig(boxed_match_priority=-1, normalization_config=normalization)]
     return parse(f"${text}$", extraction_config=alone, parsing_timeout=None)
