@@ -1,4 +1,4 @@
-"""What people call a setting who come from another trainer, and which key a word that is unknown here may stand for."""
+"""Names of settings in other trainers, and the key that an unknown word may stand for."""
 
 import difflib
 from collections.abc import Sequence
@@ -53,11 +53,11 @@ NOT_HERE = dict.fromkeys(
     ("kl_coef", "kl_beta", "kl_loss_coef", "init_kl_coef", "beta"),
     "There is no penalty against a reference model: the teacher is what keeps the student near (algorithm.alpha).",
 )
-"""What others have and topd has not, and what stands in its place."""
+"""Settings of others that topd has not, and what takes their place."""
 
 
 def hint(dotted: str, keys: Sequence[str], *, is_section: bool) -> str:
-    """What to write in place of an unknown key, as a sentence with a space before it; "" if nothing is near."""
+    """Suggestion for an unknown key, as a sentence with a space before it; "" if nothing is near."""
     section, _, name = dotted.rpartition(".")
     if is_section and not section:
         known = [word for word, others in SECTIONS.items() if name in others.split()]

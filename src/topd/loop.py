@@ -81,6 +81,7 @@ class Run:
         self.probe = make_probe(parts.policy.tokenizer, [prompt.token_ids for prompt in parts.prompts.prompts[:2]])
         self.ahead = Ahead()
         self.steps_done = 0
+        self.num_tokens = 0
 
     def to_the_end(self) -> dict[str, Any]:
         for notice in self.parts.notices:
@@ -218,7 +219,6 @@ class Run:
         self, step: int, prompts: Sequence[Prompt], scored: Sequence[ScoredGroup], flat: CreditInput, credit: Credit
     ) -> None:
         """Write and show the step's metrics; the step is done."""
-        before = self.directory.metrics()
         row = step_metrics(
             step=step,
             policy_version=self.trainer.policy_version,
@@ -227,7 +227,7 @@ class Run:
             credit=credit,
             reports=self.trainer.reports,
             seconds=self.display.seconds(),
-            tokens_before=before[-1]["tokens/total"] if before else 0,
+            tokens_before=self.num_tokens,
             sampled=self.parts.samples,
             prompts=prompts,
             counts=self.parts.teacher.counts() if self.parts.teacher is not None else None,
@@ -236,7 +236,7 @@ class Run:
         with uninterrupted():
             self.directory.add_metrics(row)
             self.trainer.begin_step()
-            self.steps_done = step
+            self.steps_done, self.num_tokens = step, int(row["tokens/total"] or 0)
             if self.parts.cache is not None:
                 self.parts.cache.step_done()
         self.display.step_line(row, steps=self.config.run.steps)
@@ -260,6 +260,7 @@ class Run:
                 f"checkpoint is {newest.name if newest else None}. Set run.steps higher."
             )
         self.directory.forget_after(self.steps_done)
+        self.num_tokens = next((int(row["tokens/total"]) for row in reversed(self.directory.metrics())), 0)
         for gap in gaps(self.config, self.directory, self.steps_done, self.benchmarks):
             self.display.line(f"WARNING  {gap}")
 

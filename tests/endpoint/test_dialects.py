@@ -176,7 +176,7 @@ def read_or_bad(dialect, content):
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.sampled_from(["7", "8", 7, 8, -1.0])
 KEYS = st.sampled_from(("choices", "index", "prompt_logprobs", "logprobs", "tokens", "token_logprobs", "logprob", "7", "8")) | (
-    st.sampled_from(("meta_info", "input_token_logprobs", "prompt_token_id_logprobs"))
+    st.sampled_from(("meta_info", "input_token_logprobs"))
 )
 JSON = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=4), max_leaves=20)
 

@@ -1,10 +1,10 @@
-"""What a JSON body costs in memory, estimated from its bytes before anything is made of it."""
+"""Memory of a JSON body as Python objects, estimated from its bytes before it is parsed."""
 
 TEXT, WIDE_TEXT = 2, 8
-"""Bytes a byte of the body costs as text, itself included in neither; wide where one character can make a whole string wide."""
+"""Bytes in memory of each byte of text, beside the body itself; wide where one character can make a whole string wide."""
 
 OBJECTS = ((b"{", 240), (b"[", 88), (b",", 40), (b":", 64), (b'"', 32))
-"""Bytes in memory of the objects that stand behind each character, a little more than CPython uses."""
+"""Bytes in memory of the object that each character begins or separates, a little more than CPython uses."""
 
 
 def parsed_bytes(body: bytes | bytearray) -> int:

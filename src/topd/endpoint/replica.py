@@ -65,7 +65,7 @@ class Replica:
         self.not_before = 0.0
         """On `time.monotonic`: the server asked not to be asked earlier."""
         self.busy: Busy | None = None
-        """How it asked."""
+        """The answer in which it asked so."""
         self.is_another_model = False
         """A health check has found so."""
         self._api_key = api_key

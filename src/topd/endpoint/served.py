@@ -129,7 +129,7 @@ class ServedModel:
             reasons = "\n".join(f"  {outcome}" for _, outcome in pairs)
             raise ConfigError(
                 f"{self.role}.base_url: none of the servers can be used:\n{reasons}\nStart one (for example: topd serve MODEL "
-                f"--port 8000), or mend the URL or {self.name_key}."
+                f"--port 8000), or fix the URL or {self.name_key}."
             )
         self.card, self.dialect, self.reference = met[0][1]
         for replica, (card, dialect, canary) in met[1:]:

@@ -168,14 +168,14 @@ def read_run(path: Path | str) -> StoredRun:
 def folder_at(path: Path | str) -> Path:
     """A path that was given. Raises ConfigError for one that the system cannot even look for: too long, a NUL, no such user."""
     try:
-        found = Path(path).expanduser()
-        found.exists()
-        found.resolve()
+        folder = Path(path).expanduser()
+        folder.exists()
+        folder.resolve()
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(
             f"'{str(path)[:200]}' is no path: {getattr(error, 'strerror', None) or error}. Give another."
         ) from error
-    return found
+    return folder
 
 
 def _gaps(path: Path, metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any] | None) -> Iterator[str]:

@@ -22,7 +22,7 @@ from topd import config_file
 from topd.config import Config
 from topd.errors import ConfigError, first_line
 from topd.run import digests
-from topd.run.files import PARTIAL, append_line, flat, remove, whole, write_json, write_text
+from topd.run.files import PARTIAL, append_line, flat, remove, text_of, whole, write_json, write_text
 
 _ENDPOINT = "base_url|api_key_env|max_concurrent_requests|wait_s|timeout_s|patience_s|max_attempts|max_dropped_share"
 MAY_CHANGE = re.compile(
@@ -127,9 +127,9 @@ class RunDirectory:
     def forget_after(self, step: int) -> None:
         """Drop the records of steps that a resumed run will do again, and lines that are there twice."""
         for path, rows in ((self.metrics_log, self.metrics()), (self.evals_log, self.evaluations())):
-            kept = [row for i, row in enumerate(rows) if row.get("step", 0) <= step and row not in rows[:i]]
+            kept = dict.fromkeys(text_of(row) for row in rows if row.get("step", 0) <= step)
             if path.is_file():
-                write_text(path, "".join(json.dumps(row) + "\n" for row in kept))
+                write_text(path, "".join(f"{line}\n" for line in kept))
 
 
 @contextmanager

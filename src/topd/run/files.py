@@ -44,7 +44,7 @@ def replacing(path: Path, note: Note | None = None) -> Iterator[Path]:
         _flush_names(path.parent)
     except (OSError, SafetensorError) as error:
         raise RunStopped(
-            f"{path} could not be written: {error}. What was saved before is still valid. Free some space (or mend the disk), "
+            f"{path} could not be written: {error}. What was saved before is still valid. Free some space (or fix the disk), "
             "then run the same command with --run.resume true."
         ) from error
     finally:

@@ -72,7 +72,7 @@ class EndpointTeacher:
         background.run(self.served.connect(wait_s=config.wait_s))
         self.map_eos = self._map_eos()
         self._first_form = self.served.dialect.name
-        """In which the run was first answered."""
+        """Name of the form of the run's first answers."""
         self._recognise()
 
     @property

@@ -102,7 +102,7 @@ def rescore(
     try:
         write_json(target, found)
     except (OSError, RunStopped) as error:
-        raise ConfigError(f"{target} could not be written: {error.__cause__ or error}. Mend that, then rescore again.") from error
+        raise ConfigError(f"{target} could not be written: {error.__cause__ or error}. Fix that, then rescore again.") from error
     return found
 
 
