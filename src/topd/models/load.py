@@ -145,7 +145,7 @@ def _check_names(module: PreTrainedModel, modules_to_save: Sequence[str]) -> Non
 def _resolve(name: str, role: str) -> str:
     """Local folder or hub id for a model name."""
     if name.startswith("builtin:"):
-        folder = BUILTIN / name.removeprefix("builtin:")
+        folder = Path(place(name))
         if not (folder / "config.json").is_file():
             names = sorted(f"builtin:{path.parent.name}" for path in BUILTIN.glob("*/config.json"))
             raise ConfigError(f'{role}.name = "{name}" does not exist. Models that ship with topd: {", ".join(names)}.')
