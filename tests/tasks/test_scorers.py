@@ -181,7 +181,10 @@ ROWS = [
     ("2ab", r"\boxed{2ba}", 1),
     ("4ac", r"\boxed{4}", 0),
     (r"\frac{1}{2}bh", r"\boxed{\frac{1}{2}}", 0),
-    (r"2 sin x", r"\boxed{2}", 0),
+    ("2 sin m", r"\boxed{2}", 0),
+    ("3xyz", r"\boxed{3}", 0),
+    ("3 xy", r"\boxed{3}", 0),
+    ("5", r"\boxed{5\text{ N}}", 1),
     ("3 cos C", r"\boxed{3}", 0),
     # percent
     ("12.5", r"\boxed{12.5\%}", 1),

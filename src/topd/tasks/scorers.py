@@ -1,5 +1,6 @@
 """Comparison of an answer with the right one: `task.grader`. The rule and its decisions are written down in docs/data.md."""
 
+import dataclasses
 import functools
 import re
 from collections import Counter
@@ -56,7 +57,7 @@ ABBREVIATION = "mm|cm|dm|km|nm|mg|kg|ml|mL|lb|oz|ft|kWh?|Hz|GB|MB|mph"
 """Units that may touch their number; other letters there are a product, as in 3xy."""
 UNIT = (
     rf"(?:(?:{ABBREVIATION})|(?<=[\s/])(?:in|mi|hr|yd|kJ|Pa|[mgshLWJV])|(?<=[\s/]){NO_UNIT}[^\W\d_]{{3,}})"
-    r"(?![^\W\d_])(?:\s*\^\s*\{?-?[1-4]\}?)?"
+    r"(?:\s*\^\s*\{?-?[1-4]\}?)?"
 )
 MEASURED = re.compile(
     rf"([+-]?\s*(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:\s+\d+/\d+|\s*/\s*\d+|\s*\\[dt]?frac\s*\{{\d+\}}\{{\d+\}}|{POWER_OF_TEN})?"
@@ -103,10 +104,10 @@ def normal(answer: str) -> str:
 
 def _without_unit(text: str) -> str:
     """A number or expression without its unit, and with `million` as a power of ten; all else as it is."""
-    worded = WRAPPED.sub(lambda words: f" {words[1]} " if CHANGES.search(words[1]) else " units ", text)
-    if match := MEASURED.fullmatch(_plain(worded)):
+    plain = _plain(text)
+    if match := MEASURED.fullmatch(plain):
         return match[1] if match[3] is None else rf"{match[1]} \cdot 10^{{{SCALES[match[3]]}}}"
-    trailing = None if AS_TEXT.fullmatch(_plain(text)) else TRAILING.fullmatch(text)
+    trailing = None if AS_TEXT.fullmatch(plain) else TRAILING.fullmatch(text)
     return text if trailing is None or CHANGES.search(trailing[2] or "") else trailing[1].strip()
 
 
@@ -204,10 +205,9 @@ def _close(right: list[Any], answer: list[Any]) -> bool | None:
 
 
 def _parsed(text: str) -> list[Any]:
-    from latex2sympy2_extended.latex2sympy2 import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse
 
     # the whole text is one expression: no search for boxes or numbers inside it. Nor units, among which math-verify counts `ab`.
-    normalization = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True)
-    alone = [LatexExtractionConfig(boxed_match_priority=-1, normalization_config=normalization)]
-    return parse(f"${text}$", extraction_config=alone, parsing_timeout=None)
+    alone = LatexExtractionConfig(boxed_match_priority=-1)
+    alone = dataclasses.replace(alone, normalization_config=dataclasses.replace(alone.normalization_config, units=False))
+    return parse(f"${text}$", extraction_config=[alone], parsing_timeout=None)
