@@ -11,8 +11,8 @@ import torch
 
 from topd import config_file
 from topd.assemble import assemble
-from topd.models.load import frozen_copy
 from topd.models.logprobs import score_groups
+from topd.models.policy import frozen_copy
 from topd.ops.proximal import proximal_reward
 from topd.ops.returns import immediate_plus_mean_future
 from topd.rollout.engine import SamplingParams
@@ -39,9 +39,9 @@ def main() -> None:
     params = SamplingParams(n=rollout.group_size, max_tokens=rollout.max_completion_tokens, seed=(0, "rounding"))
     groups = parts.engine.generate(parts.prompts.take(1)[: options.prompts], params)
     models = {
-        "plain": parts.policy,
-        "autocast": dataclasses.replace(parts.policy, autocast_dtype=torch.bfloat16),
-        "copied": frozen_copy(parts.policy, torch.bfloat16),
+        "plain": parts.student,
+        "autocast": dataclasses.replace(parts.student, autocast_dtype=torch.bfloat16),
+        "copied": frozen_copy(parts.student, torch.bfloat16),
     }
     scores = {name: score_groups(model, groups, max_tokens=2048) for name, model in models.items()}
     scores["sampled"] = [tuple(rollout.logprobs for rollout in group.rollouts) for group in groups]

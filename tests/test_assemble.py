@@ -19,13 +19,13 @@ def test_problems_without_what_the_algorithm_learns_from_are_named() -> None:
     with pytest.raises(
         ConfigError, match=r'"grpo" learns from answers, which 2 of 3 .*: train\.jsonl, line 2; train\.jsonl, line 3\. Give'
     ):
-        check_prompts(prompts, algorithms.load("grpo"), "grpo")
+        check_prompts(prompts, algorithms.bind(algorithms.load("grpo").Config()))
     many = [prompt(number, "8", None if number < 5 or number == 9 else "8") for number in range(2, 10)]
     with pytest.raises(
         ConfigError, match=r"from demonstrations, which 4 of 8 .*line 2; .*line 3; .*line 4; \.\.\.\. Give .* `demonstration`"
     ):
-        check_prompts(many, algorithms.load("sft"), "sft")
-    check_prompts(prompts, algorithms.load("topd"), "topd")
-    check_prompts(prompts[:1], algorithms.load("grpo"), "grpo")
+        check_prompts(many, algorithms.bind(algorithms.load("sft").Config()))
+    check_prompts(prompts, algorithms.bind(algorithms.load("topd").Config()))
+    check_prompts(prompts[:1], algorithms.bind(algorithms.load("grpo").Config()))
     with pytest.raises(ConfigError, match="every training problem is also held out"):
-        check_prompts([], algorithms.load("topd"), "topd")
+        check_prompts([], algorithms.bind(algorithms.load("topd").Config()))

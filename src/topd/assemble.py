@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from topd import algorithms
-from topd.algorithms.base import Algorithm
+from topd.algorithms.base import Method
 from topd.config import Config, TeacherConfig
 from topd.endpoint.background import Background
 from topd.endpoint.cache import ScoreCache
@@ -18,7 +18,8 @@ from topd.errors import ConfigError
 from topd.eval.benchmark import Benchmark, load_benchmarks
 from topd.models.device import pick_device, set_threads
 from topd.models.language_model import LanguageModel
-from topd.models.load import frozen_copy, load, with_adapters
+from topd.models.load import load, with_adapters
+from topd.models.policy import Policy, frozen_copy
 from topd.rollout.embedded import EmbeddedEngine
 from topd.rollout.engine import Engine, SamplingParams
 from topd.rollout.handover import FilesTransport, Transport
@@ -41,14 +42,14 @@ from topd.types import Prompt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What a run is made of. `policy` holds the weights that train; `engine` samples from them or from a copy."""
+    """What a run is made of. `policy` owns the weights that train; `engine` samples from them or from a copy."""
 
     config: Config
     device: torch.device
     prompts: PromptStream
     grader: Grader
-    algorithm: Algorithm
-    policy: LanguageModel
+    method: Method
+    policy: Policy
     engine: EmbeddedEngine | VllmEngine
     teacher: LocalTeacher | EndpointTeacher | RoutedTeacher | None
     """It may be there to be evaluated only."""
@@ -67,7 +68,7 @@ class Parts:
     @property
     def asks_teacher(self) -> bool:
         """Whether credit is made of a teacher's log-probs."""
-        return self.teacher is not None and "teacher_logprobs" in self.algorithm.NEEDS
+        return self.teacher is not None and self.method.asks_teacher
 
     @property
     def teacher_of(self) -> Mapping[str, str]:
@@ -75,8 +76,9 @@ class Parts:
         return self.teacher.routes if isinstance(self.teacher, RoutedTeacher) else {}
 
     @property
-    def samples(self) -> bool:
-        return "demonstrations" not in self.algorithm.NEEDS
+    def student(self) -> LanguageModel:
+        """The policy as a model: tokenizer, device, log-probs."""
+        return self.policy.model
 
 
 def assemble(config: Config, *, cache_path: Path | None = None) -> Parts:
@@ -92,14 +94,14 @@ def _assemble(config: Config, cache_path: Path | None, opened: ExitStack) -> Par
     check_installed(config.run.trackers)
     device = pick_device(config.run.device)
     set_threads(config.run.threads)
-    algorithm = algorithms.load(config.algorithm.type)
+    method = algorithms.bind(config.algorithm)
     task = load_task(config.task, seed=config.run.seed)
     policy = load_policy(config, device)
-    benchmarks = load_benchmarks(config, task, policy)
+    benchmarks = load_benchmarks(config, task, policy.model)
     train = without_leaks(task.train, [problem for benchmark in benchmarks for problem in benchmark.held_out])
-    rendered = make_prompts(train, policy, config.task, name="train", room=config.rollout.max_completion_tokens)
+    rendered = make_prompts(train, policy.model, config.task, name="train", room=config.rollout.max_completion_tokens)
     prompts = rendered.prompts
-    check_prompts(prompts, algorithm, config.algorithm.type)
+    check_prompts(prompts, method)
     transport = make_transport(config, opened) if config.rollout.engine == "vllm" else None
     has_served = any(teacher.base_url for teacher in config.teachers_by_name().values())
     cache = opened.enter_context(closing(ScoreCache(cache_path))) if cache_path and has_served else None
@@ -112,10 +114,10 @@ def _assemble(config: Config, cache_path: Path | None, opened: ExitStack) -> Par
         device=device,
         prompts=PromptStream(prompts, per_step=config.rollout.prompts_per_step, seed=config.run.seed),
         grader=grader,
-        algorithm=algorithm,
+        method=method,
         policy=policy,
         engine=VllmEngine(config, policy, background, transport=transport) if transport else make_engine(config, policy),
-        teacher=make_teacher(config, policy, prompts, benchmarks if config.eval.teacher else [], background, cache),
+        teacher=make_teacher(config, policy.model, prompts, benchmarks if config.eval.teacher else [], background, cache),
         benchmarks=benchmarks,
         notices=_notices(task.num_leaks + len(task.train) - len(train), rendered, benchmarks),
         cache=cache,
@@ -129,37 +131,37 @@ def _notices(num_leaks: int, rendered: RenderedPrompts, benchmarks: Sequence[Ben
     return [*leaks, *of_train, *(line for benchmark in benchmarks for line in benchmark.notices)]
 
 
-def check_prompts(prompts: Sequence[Prompt], algorithm: Algorithm, name: str) -> None:
+def check_prompts(prompts: Sequence[Prompt], method: Method) -> None:
     """Raise ConfigError if there are no prompts, or they lack what the algorithm learns from."""
     if not prompts:
         raise ConfigError("every training problem is also held out by a benchmark. Give other problems to train on.")
-    for need, field in (("answers", "answer"), ("demonstrations", "demonstration")):
+    for field in method.learns_from:
         lacking = [prompt for prompt in prompts if getattr(prompt, field) is None]
-        if need in algorithm.NEEDS and lacking:
+        if lacking:
             named = "; ".join(prompt.problem.source or prompt.id for prompt in lacking[:3])
             raise ConfigError(
-                f'algorithm.type = "{name}" learns from {need}, which {len(lacking)} of {len(prompts)} training problems lack: '
-                f"{named}{'; ...' if len(lacking) > 3 else ''}. Give them the field `{field}`, or leave them out."
+                f'algorithm.type = "{method.name}" learns from {field}s, which {len(lacking)} of {len(prompts)} training '
+                f"problems lack: {named}{'; ...' if len(lacking) > 3 else ''}. Give them the field `{field}`, or leave them out."
             )
 
 
-def load_policy(config: Config, device: torch.device) -> LanguageModel:
+def load_policy(config: Config, device: torch.device) -> Policy:
     """The student in float32 master weights, with adapters if asked, and the trainer's precision for its forward pass."""
-    policy = load(config.student.name, dtype="float32", device=device, role="student")
+    student = load(config.student.name, dtype="float32", device=device, role="student")
     if config.student.lora is not None:
-        policy = with_adapters(policy, config.student.lora, seed=config.run.seed)
+        student = with_adapters(student, config.student.lora, seed=config.run.seed)
     if config.trainer.dtype != "float32":
-        policy = dataclasses.replace(policy, autocast_dtype=getattr(torch, config.trainer.dtype))
-    return policy
+        student = dataclasses.replace(student, autocast_dtype=getattr(torch, config.trainer.dtype))
+    return Policy(student, config.trainer)
 
 
-def make_engine(config: Config, policy: LanguageModel) -> EmbeddedEngine:
+def make_engine(config: Config, policy: Policy) -> EmbeddedEngine:
     """Sampling from the policy itself, or from a copy where the precisions differ."""
     rows = config.rollout.max_concurrent_rollouts
     if config.student.dtype == "float32":
-        sampler = dataclasses.replace(policy, autocast_dtype=None)
+        sampler = dataclasses.replace(policy.model, autocast_dtype=None)
     else:
-        sampler = frozen_copy(policy, getattr(torch, config.student.dtype))
+        sampler = frozen_copy(policy.model, getattr(torch, config.student.dtype))
     return EmbeddedEngine(sampler, max_concurrent_rollouts=rows, policy=policy)
 
 
@@ -178,7 +180,7 @@ def make_transport(config: Config, opened: ExitStack) -> Transport:
 
 def make_teacher(
     config: Config,
-    policy: LanguageModel,
+    student: LanguageModel,
     prompts: Sequence[Prompt],
     benchmarks: Sequence[Benchmark],
     background: Background,
@@ -189,11 +191,11 @@ def make_teacher(
     if not sections:
         return None
     if config.teacher is not None:
-        return make_one_teacher(config, "teacher", config.teacher, policy, background, cache)
+        return make_one_teacher(config, "teacher", config.teacher, student, background, cache)
     asked = [*prompts, *(prompt for benchmark in benchmarks for prompt in benchmark.prompts)]
     by_domain = routes({name: section.domains for name, section in sections.items()}, asked)
     made = {
-        name: make_one_teacher(config, f"teachers.{name}", section, policy, background, cache)
+        name: make_one_teacher(config, f"teachers.{name}", section, student, background, cache)
         for name, section in sections.items()
     }
     return RoutedTeacher(made, by_domain)
@@ -203,37 +205,37 @@ def make_one_teacher(
     config: Config,
     role: str,
     section: TeacherConfig,
-    policy: LanguageModel,
+    student: LanguageModel,
     background: Background,
     cache: ScoreCache | None,
 ) -> LocalTeacher | EndpointTeacher:
     """`role` is the name of its section, for messages."""
     at = config.rollout.temperature
     if section.base_url is not None:
-        return EndpointTeacher(section, background, role=role, student=policy, temperature=at, cache=cache)
-    model = load(section.name, dtype=section.dtype, device=policy.device, role=role)
+        return EndpointTeacher(section, background, role=role, student=student, temperature=at, cache=cache)
+    model = load(section.name, dtype=section.dtype, device=student.device, role=role)
     return LocalTeacher(
         model,
         temperature=at,
         max_tokens=config.trainer.max_tokens_per_microbatch,
         max_concurrent_rollouts=max(config.rollout.max_concurrent_rollouts, config.eval.samples_per_problem),
-        map_eos=end_token_map(policy.eos_token_ids, model.eos_token_ids) if section.map_eos else None,
+        map_eos=end_token_map(student.eos_token_ids, model.eos_token_ids) if section.map_eos else None,
     )
 
 
 def probe(parts: Parts) -> list[Check]:
     """All checks of teacher/probe.py; those of the run are made only if the two models fit at all."""
-    checks = parts.teacher.checks(parts.policy, asked=parts.asks_teacher) if parts.teacher is not None else []
-    if parts.samples and all(check.ok for check in checks):
+    checks = parts.teacher.checks(parts.student, asked=parts.asks_teacher) if parts.teacher is not None else []
+    if parts.method.samples and all(check.ok for check in checks):
         checks += check_run(
             parts.config,
-            student=parts.policy,
+            student=parts.student,
             engine=parts.engine,
             teacher=parts.teacher if parts.asks_teacher else None,
             prompts=parts.prompts.prompts,
             evaluated=[prompt for benchmark in parts.benchmarks for prompt in benchmark.prompts],
         )
-    if parts.samples and all(check.ok for check in checks):
+    if parts.method.samples and all(check.ok for check in checks):
         checks += _grades(parts)
     return checks
 
@@ -267,8 +269,7 @@ def make_trainer(parts: Parts) -> Trainer:
     per_step = config.trainer.epochs * config.rollout.prompts_per_step // config.trainer.minibatch_prompts
     return Trainer(
         parts.policy,
-        parts.algorithm,
-        config.algorithm,
+        parts.method,
         config.trainer,
         temperature=config.rollout.temperature,
         total_updates=config.run.steps * per_step,

@@ -65,7 +65,7 @@ def validate(tree: Mapping[str, Any]) -> Config:
     except ValidationError as error:
         problems += _explain(error, tree)
     if not problems:
-        problems += broken_rules(config, algorithms.load(config.algorithm.type).NEEDS)
+        problems += broken_rules(config, algorithms.bind(config.algorithm))
     if problems:
         raise ConfigError("\n".join(problems))
     return config.model_copy(update={"algorithm": config.algorithm.in_precision(config.reward_dtype)})

@@ -1,34 +1,35 @@
 """Rules that span sections of the configuration: what cannot work together, and what would be ignored."""
 
 import itertools
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator
 
+from topd.algorithms.base import Method
 from topd.config import Config, EndpointConfig, Section, server_root
 
-Rule = Callable[[Config, Set[str]], Iterator[str]]
+Rule = Callable[[Config, Method], Iterator[str]]
 
 
-def broken_rules(config: Config, needs: Set[str]) -> list[str]:
-    """One paragraph for every broken rule. `needs` are the NEEDS of the configuration's algorithm."""
-    return [message for rule in RULES for message in rule(config, needs)]
+def broken_rules(config: Config, method: Method) -> list[str]:
+    """One paragraph for every broken rule. `method`: the configuration's algorithm."""
+    return [message for rule in RULES for message in rule(config, method)]
 
 
-def _teacher(config: Config, needs: Set[str]) -> Iterator[str]:
+def _teacher(config: Config, method: Method) -> Iterator[str]:
     teachers = config.teachers_by_name()
     if config.teacher is not None and config.teachers:
         yield "[teacher] and [teachers] are both given; a run has one teacher or several by domain. Remove one of the sections."
-    if "teacher_logprobs" in needs and not teachers:
+    if method.asks_teacher and not teachers:
         yield (
             f'[teacher] is missing: algorithm.type = "{config.algorithm.type}" learns from a teacher\'s log-probs. '
             "Add a [teacher] section with a `name`, or choose an algorithm without a teacher (grpo, sft)."
         )
     for name, teacher in teachers.items():
         key = name if config.teacher else f"teachers.{name}"
-        if "teacher_logprobs" not in needs and teacher.map_eos:
+        if not method.asks_teacher and teacher.map_eos:
             yield (f'{key}.map_eos would be ignored: algorithm.type = "{config.algorithm.type}" asks no teacher. Remove it.')
         if config.teacher is not None and teacher.domains is not None:
             yield f"{key}.domains would be ignored: one [teacher] answers for all prompts. Remove it, or use [teachers.NAME]."
-        if "teacher_logprobs" not in needs and not config.eval.teacher:
+        if not method.asks_teacher and not config.eval.teacher:
             yield (
                 f'[{key}] would be ignored: algorithm.type = "{config.algorithm.type}" asks no teacher, and eval.teacher = false '
                 "evaluates none. Remove the section."
@@ -56,21 +57,21 @@ def _only_with(key: str, section: Section, ignored: bool, why: str, names: tuple
             yield f"{key}.{name} would be ignored: {why}. Remove it."
 
 
-def _engine(config: Config, needs: Set[str]) -> Iterator[str]:
+def _engine(config: Config, method: Method) -> Iterator[str]:
     rollout = config.rollout
     if rollout.engine == "embedded":
         names = (*_ENDPOINT, "base_url", "max_lag", "weights", "weights_directory", "model", "api_key_env")
         yield from _only_with("rollout", rollout, True, 'rollout.engine = "embedded" samples in this process', names)
     elif rollout.base_url is None:
         yield 'rollout.base_url is missing: rollout.engine = "vllm" samples through servers. Give their URLs.'
-    elif "demonstrations" in needs:
+    elif not method.samples:
         yield f'rollout.engine = "vllm" would be ignored: algorithm.type = "{config.algorithm.type}" samples nothing. Remove it.'
     yield from _only_with(
         "rollout", rollout, rollout.weights == "nccl", 'rollout.weights = "nccl" writes no files', ("weights_directory",)
     )
 
 
-def _minibatches(config: Config, needs: Set[str]) -> Iterator[str]:
+def _minibatches(config: Config, method: Method) -> Iterator[str]:
     prompts, size = config.rollout.prompts_per_step, config.trainer.minibatch_prompts
     if prompts % size:
         near = sorted(range(1, min(prompts, 100_000) + 1), key=lambda d: abs(d - size))
@@ -81,7 +82,7 @@ def _minibatches(config: Config, needs: Set[str]) -> Iterator[str]:
         )
 
 
-def _group_size(config: Config, needs: Set[str]) -> Iterator[str]:
+def _group_size(config: Config, method: Method) -> Iterator[str]:
     algorithm, size = config.algorithm, config.rollout.group_size
     if size < algorithm.min_group_size:
         yield (
@@ -89,15 +90,15 @@ def _group_size(config: Config, needs: Set[str]) -> Iterator[str]:
             f'"{algorithm.type}" (it compares the completions of one prompt), found {size}. '
             'Set rollout.group_size = 8 (the paper\'s), or use algorithm.type = "opd", which needs no group.'
         )
-    if "demonstrations" in needs and size != 1:
+    if not method.samples and size != 1:
         yield (
             f'rollout.group_size must be 1 for algorithm.type = "{algorithm.type}" (a prompt has one demonstration, nothing is '
             f"sampled), found {size}. Set rollout.group_size = 1."
         )
 
 
-def _sampling(config: Config, needs: Set[str]) -> Iterator[str]:
-    if "demonstrations" in needs and (config.rollout.temperature, config.rollout.top_p) != (1, 1):
+def _sampling(config: Config, method: Method) -> Iterator[str]:
+    if not method.samples and (config.rollout.temperature, config.rollout.top_p) != (1, 1):
         yield (
             f'rollout.temperature and rollout.top_p must be 1 for algorithm.type = "{config.algorithm.type}" (nothing is '
             f"sampled), found {config.rollout.temperature} and {config.rollout.top_p}. Remove them."
@@ -109,7 +110,7 @@ def _sampling(config: Config, needs: Set[str]) -> Iterator[str]:
         )
 
 
-def _concurrency(config: Config, needs: Set[str]) -> Iterator[str]:
+def _concurrency(config: Config, method: Method) -> Iterator[str]:
     rows = config.rollout.max_concurrent_rollouts
     if config.rollout.engine != "embedded":
         return
@@ -124,13 +125,13 @@ def _concurrency(config: Config, needs: Set[str]) -> Iterator[str]:
             )
 
 
-def _benchmarks(config: Config, needs: Set[str]) -> Iterator[str]:
+def _benchmarks(config: Config, method: Method) -> Iterator[str]:
     names = [item.name for item in config.eval.benchmarks]
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield f'eval.benchmarks: the name "{name}" is given twice; numbers are kept by name. Rename one.'
 
 
-def _prompts(config: Config, needs: Set[str]) -> Iterator[str]:
+def _prompts(config: Config, method: Method) -> Iterator[str]:
     tasks = {"task": config.task} | {f"eval.benchmarks[{i}].task": item.task for i, item in enumerate(config.eval.benchmarks)}
     for where, task in tasks.items():
         for key in ("system_prompt", "template_arguments"):

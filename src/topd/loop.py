@@ -47,7 +47,7 @@ def run(config: Config, display: Display | None = None) -> dict[str, Any]:
             require(checks)
             lost = directory.begin(config, parts.prompts.sha256(), benchmarks_sha256(parts.benchmarks))
             directory.write_probe([dataclasses.asdict(check) for check in checks])
-            vocabulary.write(directory.vocabulary, entries(parts.policy), directory.digests.note)
+            vocabulary.write(directory.vocabulary, entries(parts.student), directory.digests.note)
             for warning in [*lost, *(f"{check.name}: {check.detail}" for check in checks if check.warning)]:
                 display.line(f"WARNING  {warning}")
             return Run(parts, directory, display, trackers).to_the_end()
@@ -78,7 +78,7 @@ class Run:
         self.trackers = trackers
         self.trainer = make_trainer(parts)
         self.benchmarks = [benchmark.name for benchmark in parts.benchmarks]
-        self.probe = make_probe(parts.policy.tokenizer, [prompt.token_ids for prompt in parts.prompts.prompts[:2]])
+        self.probe = make_probe(parts.student.tokenizer, [prompt.token_ids for prompt in parts.prompts.prompts[:2]])
         self.ahead = Ahead()
         self.steps_done = 0
         self.num_tokens = 0
@@ -113,7 +113,7 @@ class Run:
         prompts = self.parts.prompts.take(step)  # 1
         scored = self.stored(step, prompts) or self.score(self.sample(step, prompts))  # 2, 3
         flat = flatten(scored)
-        credit = self.parts.algorithm.credit(flat, self.config.algorithm)  # 4
+        credit = self.parts.method.credit(flat)  # 4
         self.store(step, scored, credit)
         self.sample_ahead(step + 1)
         batches = self.batches(step, scored, credit)  # 5
@@ -126,10 +126,10 @@ class Run:
     def sample(self, step: int, prompts: Sequence[Prompt]) -> list[RolloutGroup]:
         """Completions from the policy, or the demonstrations for an algorithm that learns from those."""
         rollout = self.config.rollout
-        if not self.parts.samples:
-            shown = [demonstrate(prompt, self.parts.policy, rollout.max_completion_tokens) for prompt in prompts]
+        if not self.parts.method.samples:
+            shown = [demonstrate(prompt, self.parts.student, rollout.max_completion_tokens) for prompt in prompts]
             pairs = zip(prompts, shown, strict=True)
-            return [RolloutGroup(prompt=p, rollouts=(r,), policy_version=self.trainer.policy_version) for p, r in pairs]
+            return [RolloutGroup(prompt=p, rollouts=(r,), policy_version=self.parts.policy.version) for p, r in pairs]
         with self.display.phase("rollout", f"step {step}") as on_tokens:
             return self.ahead.take(step) or self._generate(step, prompts, on_tokens)
 
@@ -161,8 +161,8 @@ class Run:
     def load_weights(self) -> None:
         """Bring the engine up to the trainer's weights, once nothing is sampled from older ones any more."""
         self.ahead.wait()
-        if self.parts.engine.policy_version != self.trainer.policy_version:
-            self.parts.engine.load_weights(self.trainer.policy_version)
+        if self.parts.engine.policy_version != self.parts.policy.version:
+            self.parts.engine.load_weights(self.parts.policy.version)
 
     def score(self, groups: Sequence[RolloutGroup]) -> list[ScoredGroup]:
         total = sum(len(completion) for group in groups for completion in group.completions)
@@ -171,7 +171,7 @@ class Run:
                 groups,
                 grader=self.parts.grader,
                 teacher=self.parts.teacher if self.parts.asks_teacher else None,
-                engine=self.parts.engine if self.parts.samples else None,
+                engine=self.parts.engine if self.parts.method.samples else None,
                 temperature=self.config.rollout.temperature,
                 max_tokens=self.config.trainer.max_tokens_per_microbatch,
                 on_tokens=on_tokens,
@@ -183,7 +183,7 @@ class Run:
         return make_batches(
             scored,
             credit,
-            weighting=self.parts.algorithm.WEIGHTING,
+            weighting=self.parts.method.weighting,
             minibatch_prompts=self.config.trainer.minibatch_prompts,
             epochs=self.config.trainer.epochs,
             seed=(self.config.run.seed, "minibatches", step),
@@ -212,7 +212,7 @@ class Run:
             rollouts.write(self.directory.rollouts(step), scored, credit, self.directory.digests.note)
 
     def store_updates(self, step: int, batches: Sequence[TrainBatch]) -> None:
-        before, note = self.trainer.policy_version - len(batches), self.directory.digests.note
+        before, note = self.parts.policy.version - len(batches), self.directory.digests.note
         rollouts.write_updates(self.directory.updates(step), batches, self.trainer.reports, policy_version=before, note=note)
 
     def record(
@@ -221,14 +221,14 @@ class Run:
         """Write and show the step's metrics; the step is done."""
         row = step_metrics(
             step=step,
-            policy_version=self.trainer.policy_version,
+            policy_version=self.parts.policy.version,
             groups=scored,
             flat=flat,
             credit=credit,
             reports=self.trainer.reports,
             seconds=self.display.seconds(),
             tokens_before=self.num_tokens,
-            sampled=self.parts.samples,
+            sampled=self.parts.method.samples,
             prompts=prompts,
             counts=self.parts.teacher.counts() if self.parts.teacher is not None else None,
             teacher_of=self.parts.teacher_of,
@@ -249,7 +249,7 @@ class Run:
         newest = checkpoint.newest(self.directory.checkpoints)
         if newest is not None:
             self.steps_done = checkpoint.restore(newest, self.trainer)
-            self.parts.engine.load_weights(self.trainer.policy_version)
+            self.parts.engine.load_weights(self.parts.policy.version)
             unproven = "" if checkpoint.is_proven(newest) else " (WARNING  it has no digests: that it is whole is not proven)"
             self.display.line(f"resumed from {newest}{unproven}")
         elif self.config.run.resume:

@@ -10,10 +10,11 @@ from pydantic import ValidationError
 
 from tests.fakes import make_model, scored_groups
 from topd import algorithms
-from topd.algorithms.base import Algorithm, Need
+from topd.algorithms.base import Algorithm, Method, Need
 from topd.config import AlgorithmConfig
 from topd.errors import ConfigError
 from topd.models.logprobs import completion_logprobs
+from topd.models.policy import Policy
 from topd.trainer.batch import flatten, make_batches
 from topd.trainer.loss import micro_loss
 from topd.types import CreditInput, TrainBatch
@@ -253,13 +254,13 @@ def test_micro_batches_change_neither_loss_nor_gradient_of_the_objective(algorit
 def test_micro_batches_change_neither_loss_nor_gradient_of_a_model(algorithm, config):
     model = make_model("qwen3")
     scored = [with_old_logprobs(model, group) for group in scored_groups(*SHAPES)]
-    batch = train_batch(algorithm, config, scored)
+    batch, policy = train_batch(algorithm, config, scored), Policy(model)
 
     def loss_and_gradient(parts):
         model.module.zero_grad(set_to_none=True)
         total = 0.0
         for part in parts:
-            micro = micro_loss(model, part, algorithm, config, temperature=1.0)
+            micro = micro_loss(policy, part, Method(algorithm, config), temperature=1.0)
             micro.loss.backward()
             total += float(micro.loss.detach())
         return total, {name: p.grad for name, p in model.module.named_parameters()}

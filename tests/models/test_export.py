@@ -8,6 +8,7 @@ from topd.config import LoraConfig
 from topd.models.export import export, export_untied
 from topd.models.load import load, with_adapters
 from topd.models.logprobs import completion_logprobs
+from topd.models.policy import Policy
 
 IDS = torch.tensor([[5, 9, 3, 22, 7, 7, 31, 12]])
 
@@ -20,7 +21,7 @@ def logits(module):
 @pytest.mark.parametrize("kind", KINDS)
 def test_exported_folder_loads_in_plain_transformers_with_equal_logits(kind, tmp_path, tiny_model):
     model = tiny_model(kind)
-    export(model, tmp_path / "model")
+    export(Policy(model), tmp_path / "model")
     attention = {"attn_implementation": "eager"} if kind == "gemma2" else {}
     again, info = AutoModelForCausalLM.from_pretrained(
         tmp_path / "model", dtype=torch.float32, output_loading_info=True, **attention
@@ -35,7 +36,7 @@ def test_exported_folder_loads_in_plain_transformers_with_equal_logits(kind, tmp
 
 def test_export_replaces_an_older_folder_and_leaves_nothing_beside_it(tmp_path):
     for seed in (0, 1):
-        export(make_model(seed=seed), tmp_path / "model")
+        export(Policy(make_model(seed=seed)), tmp_path / "model")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
     assert torch.equal(logits(again.eval()), logits(make_model(seed=1).module))
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
@@ -57,7 +58,7 @@ def test_adapters_are_merged(lora, tmp_path):
     model = trained_adapters(**lora)
     adapted = logits(model.module)
     assert (adapted - logits(make_model().module)).abs().max() > 1e-2
-    export(model, tmp_path / "model")
+    export(Policy(model), tmp_path / "model")
     again, info = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32, output_loading_info=True)
     assert not any(info.values()), info
     assert not any("lora" in name for name, _ in again.named_parameters())
@@ -67,7 +68,7 @@ def test_adapters_are_merged(lora, tmp_path):
 def test_export_does_not_touch_the_model_that_trains(tmp_path):
     model = trained_adapters()
     before = {name: tensor.clone() for name, tensor in model.module.state_dict().items()}
-    export(model, tmp_path / "model")
+    export(Policy(model), tmp_path / "model")
     after = model.module.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
@@ -76,7 +77,7 @@ def test_export_does_not_touch_the_model_that_trains(tmp_path):
 
 def test_exported_model_is_a_model_of_ours_too(tmp_path):
     model, groups = trained_adapters(), ragged_groups((4, (6, 2)), (1, (3,)))
-    export(model, tmp_path / "model")
+    export(Policy(model), tmp_path / "model")
     again = load(str(tmp_path / "model"), dtype="float32", device=torch.device("cpu"), role="student")
     torch.testing.assert_close(completion_logprobs(again, groups), completion_logprobs(model, groups), atol=1e-5, rtol=1e-5)
 
@@ -87,7 +88,7 @@ def test_exported_model_is_a_model_of_ours_too(tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_untied_copy_has_equal_logits_and_a_head_of_its_own(kind, tmp_path, tiny_model):
     model = tiny_model(kind)
-    export_untied(model, tmp_path / "model")
+    export_untied(Policy(model), tmp_path / "model")
     attention = {"attn_implementation": "eager"} if kind == "gemma2" else {}
     again, info = AutoModelForCausalLM.from_pretrained(
         tmp_path / "model", dtype=torch.float32, output_loading_info=True, **attention
@@ -102,7 +103,7 @@ def test_an_untied_copy_has_equal_logits_and_a_head_of_its_own(kind, tmp_path, t
 @pytest.mark.parametrize("kind", ["qwen3", "qwen3-untied"])
 def test_an_untied_copy_names_every_weight_as_the_model_does(kind, tmp_path, tiny_model):
     model = tiny_model(kind)
-    export_untied(model, tmp_path / "model")
+    export_untied(Policy(model), tmp_path / "model")
     weights = load_file(tmp_path / "model" / "model.safetensors")
     assert weights.keys() == model.module.state_dict().keys()
     assert all(torch.equal(weights[name], tensor) for name, tensor in model.module.state_dict().items())
@@ -112,7 +113,7 @@ def test_an_untied_copy_names_every_weight_as_the_model_does(kind, tmp_path, tin
 def test_adapters_are_merged_into_an_untied_copy_and_stay_in_training(tmp_path):
     model = trained_adapters()
     before = {name: tensor.clone() for name, tensor in model.module.state_dict().items()}
-    export_untied(model, tmp_path / "model")
+    export_untied(Policy(model), tmp_path / "model")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32).eval()
     torch.testing.assert_close(logits(again), logits(model.module), atol=1e-5, rtol=1e-5)
     assert not any("lora" in name for name in load_file(tmp_path / "model" / "model.safetensors"))
@@ -122,7 +123,7 @@ def test_adapters_are_merged_into_an_untied_copy_and_stay_in_training(tmp_path):
 
 def test_an_untied_copy_may_be_in_the_servers_precision(tmp_path):
     model = make_model()
-    export_untied(model, tmp_path / "model", torch.bfloat16)
+    export_untied(Policy(model), tmp_path / "model", torch.bfloat16)
     weights = load_file(tmp_path / "model" / "model.safetensors")
     assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
     assert torch.equal(weights["lm_head.weight"], model.module.get_output_embeddings().weight.to(torch.bfloat16))
@@ -132,7 +133,7 @@ def test_an_untied_copy_may_be_in_the_servers_precision(tmp_path):
 
 def test_an_untied_copy_replaces_the_one_before(tmp_path):
     for seed in (0, 1):
-        export_untied(make_model(seed=seed), tmp_path / "handover" / "weights")
+        export_untied(Policy(make_model(seed=seed)), tmp_path / "handover" / "weights")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "handover" / "weights", dtype=torch.float32)
     assert torch.equal(logits(again.eval()), logits(make_model(seed=1).module))
     assert [path.name for path in (tmp_path / "handover").iterdir()] == ["weights"]

@@ -8,8 +8,9 @@ from tests.fakes import EOS, KINDS, VOCAB, make_model, make_module, ragged_group
 from topd.config import LoraConfig
 from topd.errors import ConfigError
 from topd.models.check import check_shared_prefix
-from topd.models.load import frozen_copy, load, with_adapters, wrap
+from topd.models.load import load, with_adapters, wrap
 from topd.models.logprobs import Tokens, completion_logprobs
+from topd.models.policy import frozen_copy
 
 CPU = torch.device("cpu")
 

@@ -4,8 +4,8 @@ import torch
 from tests.fakes import EOS, KINDS, VOCAB, make_model, plain_logprobs, ragged_groups
 from topd.models import logprobs as models_logprobs
 from topd.models.logprobs import Tokens, completion_logprobs, microbatches, ranked_logprobs, score_groups
+from topd.models.policy import recompute_layers
 from topd.ops import logprobs as ops_logprobs
-from topd.trainer.step import checkpoint_layers
 
 BATCHES = {
     "even": ((6, (5, 5)), (6, (5, 5))),
@@ -63,7 +63,7 @@ def test_checkpointed_layers_change_nothing(kind):
     model, groups = make_model(kind), ragged_groups(*BATCHES["ragged"])
     expected = oracle(model, groups)
     wanted = gradients(model, expected)
-    checkpoint_layers(model)
+    recompute_layers(model)
     found = completion_logprobs(model, groups)
     torch.testing.assert_close(found, expected, **TOLERANCE)
     assert_same_gradients(gradients(model, found), wanted)

@@ -16,11 +16,11 @@ from topd.assemble import assemble, load_policy, make_trainer
 from topd.config import LoraConfig
 from topd.errors import ConfigError, RunStopped
 from topd.loop import run
-from topd.models import export as exporting
 from topd.models.check import plain_logprobs
 from topd.models.export import export, export_untied
-from topd.models.load import frozen_copy, load, with_adapters
+from topd.models.load import load, with_adapters
 from topd.models.logprobs import Tokens, completion_logprobs
+from topd.models.policy import Policy, frozen_copy
 from topd.models.proof import TOLERANCE, distance, make_canary, make_probe, probe_logprobs
 from topd.rollout.handover import Proof
 from topd.run import checkpoint, digests
@@ -73,7 +73,7 @@ def read_plainly(folder, model):
 def test_what_is_exported_is_what_was_trained(name, kind, tmp_path):
     model = trained(name, kind)
     assert distance(logprobs(model), logprobs(make_model(kind))) > 0.05
-    export(model, tmp_path / "model")
+    export(Policy(model), tmp_path / "model")
     torch.testing.assert_close(read_plainly(tmp_path / "model", model), logprobs(model), atol=1e-4, rtol=1e-4)
     is_tied = kind != "qwen3-untied" and name not in UNTIED
     assert json.loads((tmp_path / "model/config.json").read_text())["tie_word_embeddings"] is is_tied
@@ -85,7 +85,7 @@ def test_what_is_exported_is_what_was_trained(name, kind, tmp_path):
 @pytest.mark.parametrize("name", LORA)
 def test_so_is_what_is_handed_over_and_what_samples_in_another_copy(name, tmp_path):
     model = trained(name)
-    export_untied(model, tmp_path / "handover")
+    export_untied(Policy(model), tmp_path / "handover")
     torch.testing.assert_close(read_plainly(tmp_path / "handover", model), logprobs(model), atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(logprobs(frozen_copy(model, torch.float32)), logprobs(model))
 
@@ -126,29 +126,29 @@ def test_what_cannot_be_compared_is_no_match(wrong):
     assert not distance(wrong, torch.zeros(3)) <= TOLERANCE
 
 
-def without_adapters(model):
-    return copy.deepcopy(model.adapter).unload()
+def without_adapters(policy):
+    return copy.deepcopy(policy.model.adapter).unload()
 
 
-def with_one_tensor_for_both(model):
+def with_one_tensor_for_both(policy):
     """As a merge into tied layers gives it."""
-    module = merge(model)
+    module = merge(policy)
     module.get_output_embeddings().weight = module.get_input_embeddings().weight
     module.config.tie_word_embeddings = True
     return module
 
 
-merge = exporting.merged
+merge = Policy.merged
 
 
 @pytest.mark.parametrize("broken", [without_adapters, with_one_tensor_for_both])
 def test_an_export_that_is_another_model_is_noticed_and_not_kept(broken, tmp_path, monkeypatch):
     model = trained("lm_head")
-    export(model, tmp_path / "model")
+    export(Policy(model), tmp_path / "model")
     before = (tmp_path / "model/config.json").read_bytes()
-    monkeypatch.setattr(exporting, "merged", broken)
+    monkeypatch.setattr(Policy, "merged", broken)
     with pytest.raises(RunStopped, match=r"would not be the model that was trained: .* off by .* nats.*--run\.resume true"):
-        export(model, tmp_path / "model")
+        export(Policy(model), tmp_path / "model")
     assert (tmp_path / "model/config.json").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
@@ -157,18 +157,18 @@ def test_a_server_that_kept_one_tensor_for_both_is_found_out():
     model = trained("lm_head")
     proof = Proof([make_canary(model.tokenizer)], dtype="float32")
     proof.renew(model, 1)
-    served = replace(model, module=with_one_tensor_for_both(model), adapter=None)
+    served = replace(model, module=with_one_tensor_for_both(Policy(model)), adapter=None)
     with pytest.raises(RunStopped, match=r"does not serve the weights of version 1: .*is the output head reloaded"):
         proof.check("http://a", probe_logprobs(served, proof.groups), 1)
-    proof.check("http://a", probe_logprobs(replace(model, module=merge(model), adapter=None), proof.groups), 1)
+    proof.check("http://a", probe_logprobs(replace(model, module=Policy(model).merged(), adapter=None), proof.groups), 1)
 
 
 def test_an_export_that_cannot_be_loaded_is_noticed(tmp_path, monkeypatch):
     module = make_model().module
     monkeypatch.setattr(module, "save_pretrained", lambda folder: module.config.save_pretrained(folder))
-    monkeypatch.setattr(exporting, "merged", lambda model: module)
+    monkeypatch.setattr(Policy, "merged", lambda policy: module)
     with pytest.raises(RunStopped, match="transformers cannot load it"):
-        export(make_model(), tmp_path / "model")
+        export(Policy(make_model()), tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -177,7 +177,7 @@ def test_a_run_whose_export_is_wrong_stops_resumably_and_keeps_its_checkpoint(tm
     lora = {"rank": 2, "target_modules": ["lm_head", "q_proj"]}
     tree = tiny_config(tmp_path / "run", student__lora=lora, run__steps=1, eval__max_problems=1, eval__teacher=False)
     with monkeypatch.context() as patch:
-        patch.setattr(exporting, "merged", without_adapters)
+        patch.setattr(Policy, "merged", without_adapters)
         with pytest.raises(RunStopped, match="would not be the model that was trained"):
             run(config_file.load(tree))
     assert not (tmp_path / "run/model").exists()
@@ -221,7 +221,9 @@ def replace_state(saved, state):
 
 def test_a_resume_on_other_base_weights_is_noticed(tmp_path, trainer, monkeypatch):
     """A checkpoint of adapters holds no more than those; the folder of the student may have changed since."""
-    saved = checkpoint.save(tmp_path / "c", trainer, steps_done=1, keep=1, probe=make_probe(trainer.policy.tokenizer, [(5, 6)]))
+    saved = checkpoint.save(
+        tmp_path / "c", trainer, steps_done=1, keep=1, probe=make_probe(trainer.policy.model.tokenizer, [(5, 6)])
+    )
     stored = json.loads((saved / "state.json").read_text())["probe"]
     assert [len(ids) for ids in stored["token_ids"]] == [25, 2]
     assert len(stored["logprobs"]) == 25

@@ -15,8 +15,9 @@ from topd import config_file
 from topd.assemble import assemble, probe, require
 from topd.errors import ConfigError
 from topd.models.check import borders, check_shared_prefix, crossing
-from topd.models.load import frozen_copy, load, wrap
+from topd.models.load import load, wrap
 from topd.models.logprobs import Tokens, completion_logprobs, ranked_logprobs
+from topd.models.policy import frozen_copy
 from topd.rollout.embedded import EmbeddedEngine
 from topd.rollout.engine import SamplingParams
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from tests.fakes import EOS, KINDS, VOCAB, make_model, make_prompt
-from topd.models.load import frozen_copy
 from topd.models.logprobs import Tokens, completion_logprobs
+from topd.models.policy import Policy, frozen_copy
 from topd.rollout import embedded
 from topd.rollout.embedded import EmbeddedEngine
 from topd.rollout.engine import SamplingParams
@@ -240,7 +240,7 @@ def test_policy_version_is_that_of_the_weights(ending_model):
 def test_a_replica_takes_over_the_policys_weights():
     policy = make_model("qwen3")
     copied = frozen_copy(policy, torch.float32)
-    engine = EmbeddedEngine(copied, max_concurrent_rollouts=64, policy=policy)
+    engine = EmbeddedEngine(copied, max_concurrent_rollouts=64, policy=Policy(policy))
     with torch.no_grad():
         for parameter in policy.module.parameters():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
@@ -265,6 +265,6 @@ def test_every_group_is_told_of_once_as_its_batch_is_done(ending_model):
 @pytest.mark.parametrize("copied", [torch.float32, torch.bfloat16], ids=["copy float32", "copy bfloat16"])
 def test_log_probs_are_recomputed_unless_both_models_are_exact(sampled, copied):
     policy = dataclasses.replace(make_model(), autocast_dtype=sampled)
-    engine = EmbeddedEngine(frozen_copy(policy, copied), max_concurrent_rollouts=8, policy=policy)
+    engine = EmbeddedEngine(frozen_copy(policy, copied), max_concurrent_rollouts=8, policy=Policy(policy))
     exact = sampled is None and copied is torch.float32
     assert engine.behaviour(0) is (None if exact else policy)

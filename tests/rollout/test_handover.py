@@ -17,9 +17,10 @@ from topd.endpoint.faults import Fault, Refused, Unavailable
 from topd.endpoint.replica import Replica
 from topd.errors import RunStopped
 from topd.models.logprobs import Tokens, score_groups
+from topd.models.policy import Policy
 from topd.rollout import handover
 from topd.rollout.handover import ROUNDING, TOLERANCE, FilesTransport, Proof, hand_over
-from topd.rollout.vllm import VllmEngine, _copy
+from topd.rollout.vllm import VllmEngine
 
 CANARY = Tokens((5, 9), ((3, 7, 30, 12, 8, 21), (6, 6)))
 
@@ -110,7 +111,7 @@ def test_low_precision_may_differ_by_its_noise(proof):
 def test_what_is_handed_over_has_an_output_head_of_its_own(tmp_path, kind):
     transport = FilesTransport(tmp_path / "handover")
     model = make_model(kind, seed=4)
-    transport.publish(model)
+    transport.publish(Policy(model))
     weights = load_file(tmp_path / "handover/model.safetensors")
     head = model.module.get_output_embeddings().weight
     assert torch.equal(weights["lm_head.weight"], head)
@@ -134,7 +135,7 @@ def server(tmp_path):
     model = make_model("qwen3", seed=0)
     with serving(model, allow_reload=True) as base, proxying(base) as proxy:
         transport = FilesTransport(tmp_path / "handover")
-        transport.publish(make_model("qwen3", seed=4))
+        transport.publish(Policy(make_model("qwen3", seed=4)))
         yield proxy, transport
 
 
@@ -222,7 +223,7 @@ def test_a_folder_of_the_users_keeps_what_is_in_it(tmp_path):
     (tmp_path / "shared/thesis.tex").touch()
     for parent, left in (("shared", ["thesis.tex"]), ("new", None)):
         transport = FilesTransport(tmp_path / parent / "handover")
-        transport.publish(make_model())
+        transport.publish(Policy(make_model()))
         assert (tmp_path / parent / "handover/model.safetensors").is_file()
         transport.close()
         found = [path.name for path in (tmp_path / parent).iterdir()] if (tmp_path / parent).exists() else None
@@ -231,7 +232,7 @@ def test_a_folder_of_the_users_keeps_what_is_in_it(tmp_path):
 
 def test_weights_are_published_in_the_servers_precision(tmp_path):
     transport = FilesTransport(tmp_path / "handover")
-    transport.publish(make_model(), torch.bfloat16)
+    transport.publish(Policy(make_model()), torch.bfloat16)
     assert {tensor.dtype for tensor in load_file(tmp_path / "handover/model.safetensors").values()} == {torch.bfloat16}
 
 
@@ -244,7 +245,7 @@ def test_a_proof_is_made_without_the_trainers_own_rounding():
 def test_a_policys_copy_scores_as_the_policy_did():
     """In the trainer's precision, after the policy has changed."""
     policy = dataclasses.replace(make_model(), autocast_dtype=torch.bfloat16)
-    before, copied = numbers(policy), _copy(policy)
+    before, copied = numbers(policy), Policy(policy).snapshot()
     with torch.no_grad():
         for parameter in policy.module.parameters():
             parameter.zero_()
@@ -260,9 +261,9 @@ def test_rounding_is_not_an_earlier_version(proof):
 def test_rollouts_are_scored_by_the_weights_of_their_version():
     """The copy's, if they are one step older; those of any other version are gone."""
     engine = object.__new__(VllmEngine)
-    engine.policy, engine.policy_version = make_model(), 4
-    engine.snapshot, engine.snapshot_version = _copy(engine.policy), 3
-    assert engine.behaviour(4) is engine.policy
+    engine.policy, engine.policy_version = Policy(make_model()), 4
+    engine.snapshot, engine.snapshot_version = engine.policy.snapshot(), 3
+    assert engine.behaviour(4) is engine.policy.model
     assert engine.behaviour(3) is engine.snapshot
     with pytest.raises(AssertionError, match="gone"):
         engine.behaviour(2)

@@ -9,6 +9,7 @@ import torch
 
 from topd.endpoint.faults import Unavailable
 from topd.errors import ConfigError
+from topd.models.policy import Policy
 from topd.rollout.nccl import NcclTransport, own_address
 
 
@@ -59,7 +60,7 @@ def calls(monkeypatch):
 def test_every_server_gets_one_group_and_the_untied_weights_each_time(calls, tiny_model) -> None:
     transport, policy = NcclTransport(), tiny_model("qwen3")
     for version in (1, 2):
-        transport.publish(policy, torch.float32)
+        transport.publish(Policy(policy), torch.float32)
         asyncio.run(transport.deliver(Replica(), version))
     assert calls.connected == [(3, 0, Replica.url)]
     assert len(calls.sent) == 2
@@ -71,7 +72,7 @@ def test_every_server_gets_one_group_and_the_untied_weights_each_time(calls, tin
 
 def test_a_failed_transfer_is_a_fault_and_the_group_is_made_anew(calls, tiny_model) -> None:
     transport = NcclTransport()
-    transport.publish(tiny_model("qwen3-untied"), torch.float32)
+    transport.publish(Policy(tiny_model("qwen3-untied")), torch.float32)
     calls.fail = True
     with pytest.raises(Unavailable, match="NCCL"):
         asyncio.run(transport.deliver(Replica(), 1))

@@ -22,6 +22,7 @@ from topd.errors import ConfigError, RunStopped
 from topd.models.export import export_untied
 from topd.models.load import load
 from topd.models.logprobs import score_groups
+from topd.models.policy import Policy
 from topd.trainer.step import Trainer
 
 STUDENT = "builtin:tiny-student"
@@ -172,7 +173,7 @@ def test_a_server_that_loads_something_else_is_found_out_and_the_message_says_wh
     policy = load(STUDENT, dtype="float32", device=torch.device("cpu"), role="student")
     with torch.no_grad():
         policy.module.get_input_embeddings().weight.mul_(1.05)
-    export_untied(policy, other)
+    export_untied(Policy(policy), other)
 
     async def load_other(exchange):
         body = json.dumps({"method": "reload_weights", "kwargs": {"weights_path": str(other)}}).encode()
@@ -219,7 +220,7 @@ def test_a_restart_before_the_hand_over_changes_nothing(tmp_path, student, healt
     update = Trainer.update
 
     def with_restart(trainer, batch):
-        if trainer.policy_version == 1:
+        if trainer.policy.version == 1:
             student.upstream = fresh.upstream
         return update(trainer, batch)
 
@@ -320,7 +321,7 @@ def test_with_lag_the_next_step_is_sampled_while_this_one_trains(tmp_path, stude
     update, seen = Trainer.update, []
 
     def waiting_update(trainer, batch):
-        if trainer.policy_version == 0:
+        if trainer.policy.version == 0:
             before = student.seen["sample"]
             wait_until(lambda: student.seen["sample"] > before)
             seen.append(student.seen["sample"])

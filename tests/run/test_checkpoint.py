@@ -12,7 +12,6 @@ from tests.trainer.test_step import batch
 from topd import config_file
 from topd.assemble import assemble, make_trainer
 from topd.run import checkpoint
-from topd.trainer.step import Trainer
 from topd.types import UpdateReport
 
 
@@ -33,21 +32,21 @@ def test_names_sort_as_time_goes() -> None:
 
 def test_what_is_saved_is_restored(tmp_path: Path, trainer) -> None:
     with torch.no_grad():
-        for number, parameter in enumerate(trainer.trainable().values()):
+        for number, parameter in enumerate(trainer.policy.trainable().values()):
             parameter.add_(number)
-    trainer.policy_version, trainer.reports = 7, (report(0.5),)
+    trainer.policy.version, trainer.reports = 7, (report(0.5),)
     saved = checkpoint.save(tmp_path / "c", trainer, steps_done=3, keep=2)
-    before = {name: parameter.detach().clone() for name, parameter in trainer.trainable().items()}
+    before = {name: parameter.detach().clone() for name, parameter in trainer.policy.trainable().items()}
     with torch.no_grad():
-        for parameter in trainer.trainable().values():
+        for parameter in trainer.policy.trainable().values():
             parameter.zero_()
-    trainer.policy_version, trainer.reports = 0, ()
+    trainer.policy.version, trainer.reports = 0, ()
     assert checkpoint.restore(saved, trainer) == 3
-    assert trainer.policy_version == 7
+    assert trainer.policy.version == 7
     [restored] = trainer.reports
     assert restored.loss == 0.5
     assert torch.equal(restored.log_ratio, torch.tensor([0.5, -0.5]))
-    assert all(torch.equal(before[name], parameter) for name, parameter in trainer.trainable().items())
+    assert all(torch.equal(before[name], parameter) for name, parameter in trainer.policy.trainable().items())
 
 
 def test_a_folder_without_marker_is_never_picked_up(tmp_path: Path, trainer) -> None:
@@ -95,9 +94,9 @@ def test_the_optimizer_goes_on_where_it_was(tmp_path: Path, trainer) -> None:
     checkpoint.restore(saved, fresh)
     trainer.update(batch())
     fresh.update(batch())
-    for (name, one), other in zip(trainer.trainable().items(), fresh.trainable().values(), strict=True):
+    for (name, one), other in zip(trainer.policy.trainable().items(), fresh.policy.trainable().values(), strict=True):
         assert torch.equal(one, other), name
-        mine, theirs = trainer.optimizer.state[one], fresh.optimizer.state[other]
+        mine, theirs = trainer.policy.optimizer.state[one], fresh.policy.optimizer.state[other]
         assert mine.keys() == theirs.keys() == {"step", "exp_avg", "exp_avg_sq"}
         assert all(torch.equal(mine[key], theirs[key]) for key in mine)
 
@@ -115,20 +114,3 @@ def test_a_checkpoint_that_is_half_removed_is_never_picked_up(tmp_path: Path, tr
         with pytest.raises(KeyboardInterrupt):
             checkpoint.save(tmp_path, trainer, steps_done=2, keep=1)
     assert [path.name for path in checkpoint.complete(tmp_path)] == ["step_000002"]
-
-
-def test_moments_go_to_the_weights_device_and_the_count_of_steps_stays() -> None:
-    """AdamW reads the count on the CPU; the meta device stands in for an accelerator."""
-
-    class Elsewhere(Trainer):
-        def __init__(self) -> None:
-            self.weight = torch.zeros(2, device="meta")
-            self.optimizer = torch.optim.AdamW([self.weight])
-
-        def trainable(self) -> dict[str, torch.Tensor]:
-            return {"a/b": self.weight}
-
-    trainer = Elsewhere()
-    checkpoint._restore_optimizer(trainer, {"a/b/step": torch.tensor(3.0), "a/b/exp_avg": torch.ones(2)})
-    state = trainer.optimizer.state[trainer.weight]
-    assert (state["step"].item(), state["exp_avg"].device.type) == (3.0, "meta")

@@ -50,12 +50,12 @@ def flip(file: Path, where: float) -> None:
 @pytest.mark.parametrize("file", FILES)
 def test_a_flipped_bit_anywhere_in_a_checkpoint_is_refused(saved: Path, trainer, file: str, where: float) -> None:
     flip(saved / file, where)
-    before = {name: parameter.detach().clone() for name, parameter in trainer.trainable().items()}
+    before = {name: parameter.detach().clone() for name, parameter in trainer.policy.trainable().items()}
     with pytest.raises(
         ConfigError, match=r"step_000002 is damaged.*Delete that folder to go on from step_000001, which is whole"
     ):
         checkpoint.restore(saved, trainer)
-    assert all(torch.equal(before[name], parameter) for name, parameter in trainer.trainable().items())
+    assert all(torch.equal(before[name], parameter) for name, parameter in trainer.policy.trainable().items())
 
 
 def test_what_is_missing_added_or_edited_in_a_checkpoint_is_named(saved: Path, trainer) -> None:

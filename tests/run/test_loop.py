@@ -11,7 +11,8 @@ import torch
 import topd
 from tests.e2e.tiny import tiny_config
 from topd.models.language_model import LanguageModel
-from topd.models.load import frozen_copy, load
+from topd.models.load import load
+from topd.models.policy import frozen_copy
 from topd.rollout.embedded import EmbeddedEngine
 from topd.rollout.engine import SamplingParams
 from topd.types import Prompt

@@ -13,7 +13,7 @@ from topd.teacher.local import LocalTeacher
 
 def test_mapping_the_end_token_changes_the_last_log_prob_alone(tmp_path: Path) -> None:
     parts = assemble(config_file.load(tiny_config(tmp_path / "run")))
-    [eos], other = parts.policy.eos_token_ids, parts.policy.tokenizer.convert_tokens_to_ids(";")
+    [eos], other = parts.student.eos_token_ids, parts.student.tokenizer.convert_tokens_to_ids(";")
     groups = parts.engine.generate(list(parts.prompts.prompts[:3]), SamplingParams(n=2, max_tokens=40))
     plain = LocalTeacher(parts.teacher.model, temperature=1.0, max_tokens=1000).score(groups)
     mapped = LocalTeacher(parts.teacher.model, temperature=1.0, max_tokens=1000, map_eos={eos: other}).score(groups)

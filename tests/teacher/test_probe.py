@@ -92,8 +92,8 @@ def test_another_end_token_is_refused_unless_it_is_mapped(tmp_path: Path, teache
 def test_every_end_token_of_the_student_finds_one_the_teacher_ends_with(
     tmp_path: Path, student_ends: tuple[int, ...], teacher_ends: tuple[int, ...], expected: dict[int, int]
 ) -> None:
-    policy = assemble(config_file.load(tiny_config(tmp_path / "run"))).policy
-    student = dataclasses.replace(policy, eos_token_ids=student_ends)
+    student = assemble(config_file.load(tiny_config(tmp_path / "run"))).student
+    student = dataclasses.replace(student, eos_token_ids=student_ends)
     assert end_token_map(student_ends, teacher_ends) == expected
     assert check_end_tokens(student, teacher_ends, False).ok == (list(expected) == list(expected.values()))
     assert check_end_tokens(student, teacher_ends, True).ok
@@ -122,7 +122,7 @@ def test_a_teacher_that_ignores_the_temperature_is_refused_at_any_other_than_one
         parts.teacher.__class__ = AtOne
         found = check_run(
             parts.config,
-            student=parts.policy,
+            student=parts.student,
             engine=parts.engine,
             teacher=parts.teacher,
             prompts=parts.prompts.prompts,
@@ -164,10 +164,10 @@ def test_noise_of_the_teachers_precision_is_that_of_the_teacher_loaded_so(tmp_pa
     """The probe's copy gives what a run's own LocalTeacher, loaded in bfloat16, gives for the student's weights."""
     parts = assemble(config_file.load(tiny_config(tmp_path, teacher__name="builtin:tiny-student", teacher__dtype="bfloat16")))
     groups = parts.engine.generate(list(parts.prompts.prompts[:2]), SamplingParams(n=2, max_tokens=16))
-    own = score_groups(parts.policy, groups, max_tokens=4096)
+    own = score_groups(parts.student, groups, max_tokens=4096)
     pairs = zip(own, parts.teacher.score(groups), strict=True)
     spread = [float((torch.cat(theirs) - torch.cat(mine)).square().mean().sqrt()) for mine, theirs in pairs]
-    assert own_noise(parts.config, parts.policy, groups, own)[1] == pytest.approx(max(spread), rel=1e-4)
+    assert own_noise(parts.config, parts.student, groups, own)[1] == pytest.approx(max(spread), rel=1e-4)
 
 
 def test_an_algorithm_that_takes_the_log_ratio_as_it_is_says_so(tmp_path: Path) -> None:
@@ -183,10 +183,10 @@ def test_an_algorithm_that_takes_the_log_ratio_as_it_is_says_so(tmp_path: Path) 
 def test_sampling_from_other_weights_than_the_trainers_is_noticed(tmp_path: Path) -> None:
     parts = assemble(config_file.load(tiny_config(tmp_path / "run")))
     groups = parts.engine.generate(list(parts.prompts.prompts[:2]), SamplingParams(n=2, max_tokens=8))
-    assert check_self_teacher(parts.config, parts.policy, groups).ok
+    assert check_self_teacher(parts.config, parts.student, groups).ok
     with torch.no_grad():
-        parts.policy.module.model.layers[0].mlp.down_proj.weight.mul_(3)
-    assert not check_self_teacher(parts.config, parts.policy, groups).ok
+        parts.student.module.model.layers[0].mlp.down_proj.weight.mul_(3)
+    assert not check_self_teacher(parts.config, parts.student, groups).ok
 
 
 def test_wrong_scores_are_noticed(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_wrong_scores_are_noticed(tmp_path: Path) -> None:
     for change in (lambda part: part[1:], lambda part: part * float("nan"), lambda part: -part):
         found = check_run(
             parts.config,
-            student=parts.policy,
+            student=parts.student,
             engine=parts.engine,
             teacher=Broken(change),
             prompts=parts.prompts.prompts,

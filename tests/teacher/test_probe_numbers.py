@@ -204,7 +204,7 @@ def test_a_served_teacher_is_compared_with_its_weights_where_they_are_at_hand(tm
     def comparing(url, **changes):
         parts = assemble(config_file.load(served_config(tmp_path, url, **changes)))
         try:
-            return check_weights(parts.teacher, parts.policy, DIGITS), weights_at_hand(parts.teacher, parts.policy)
+            return check_weights(parts.teacher, parts.student, DIGITS), weights_at_hand(parts.teacher, parts.student)
         finally:
             parts.close()
 

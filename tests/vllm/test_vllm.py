@@ -94,7 +94,7 @@ def test_probe_is_content(asking_teacher: Parts) -> None:
 def test_log_probs_of_the_teacher_agree_with_the_local_model(served: Served, asking_teacher: Parts, dialect, measured) -> None:
     parts = asking_teacher
     groups = parts.engine.generate(list(parts.prompts.prompts), SamplingParams(n=4, max_tokens=32))
-    local = LocalTeacher(parts.policy, temperature=1.0, max_tokens=4096).score(groups)
+    local = LocalTeacher(parts.student, temperature=1.0, max_tokens=4096).score(groups)
     parts.teacher.served.dialect = dialect
     began = time.perf_counter()
     found = parts.teacher.score(groups)
@@ -124,7 +124,7 @@ def test_sampled_log_probs_and_ids_are_the_trainers(served: Served, sampling: Pa
     began = time.perf_counter()
     groups = parts.engine.generate(list(parts.prompts.prompts), SamplingParams(n=8, max_tokens=32))
     seconds = time.perf_counter() - began
-    own = score_groups(parts.policy, groups, max_tokens=4096)
+    own = score_groups(parts.student, groups, max_tokens=4096)
     pairs = [
         (r.logprobs, o) for group, parts_ in zip(groups, own, strict=True) for r, o in zip(group.rollouts, parts_, strict=True)
     ]
@@ -178,7 +178,7 @@ def change(parts: Parts, *, seed: int) -> None:
     """Move the policy as far as a good many updates would."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in parts.policy.module.parameters():
+        for parameter in parts.student.module.parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.add_(0.02 * parameter.std().nan_to_num(0.01) * noise)
 

@@ -5,7 +5,8 @@ import importlib
 import pkgutil
 from typing import cast
 
-from topd.algorithms.base import Algorithm
+from topd.algorithms.base import Algorithm, Method
+from topd.config import AlgorithmConfig
 from topd.errors import ConfigError
 
 
@@ -21,3 +22,8 @@ def load(name: str) -> Algorithm:
         hint = f" Did you mean '{close[0]}'?" if close else ""
         raise ConfigError(f"algorithm.type must be one of {', '.join(available())}; found '{name}'.{hint}")
     return cast(Algorithm, importlib.import_module(f"{__name__}.{name}"))
+
+
+def bind(config: AlgorithmConfig) -> Method:
+    """The algorithm that a configuration names, with it."""
+    return Method(load(config.type), config)

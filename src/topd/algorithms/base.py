@@ -1,5 +1,6 @@
 """What a module in this package provides. A new algorithm is one such file and one TOML; tests find it by itself."""
 
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from jaxtyping import Float, Int
@@ -36,3 +37,43 @@ class Algorithm(Protocol):
     ) -> tuple[Float[Tensor, " token"], Tensor]:
         """Per-token loss (unreduced, gradient through `logprobs` only), and a boolean per token: without gradient by a clip."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """An algorithm bound to its configuration: all that the loop, the trainer and the rules of the configuration see of it."""
+
+    algorithm: Algorithm
+    config: AlgorithmConfig
+
+    @property
+    def name(self) -> str:
+        return self.config.type
+
+    @property
+    def weighting(self) -> Weighting:
+        return self.algorithm.WEIGHTING
+
+    @property
+    def asks_teacher(self) -> bool:
+        """Whether credit is made of a teacher's log-probs."""
+        return "teacher_logprobs" in self.algorithm.NEEDS
+
+    @property
+    def samples(self) -> bool:
+        """Whether it learns from completions of the policy, not from demonstrations."""
+        return "demonstrations" not in self.algorithm.NEEDS
+
+    @property
+    def learns_from(self) -> tuple[str, ...]:
+        """Fields of a `Prompt` that it cannot do without."""
+        fields = {"answers": "answer", "demonstrations": "demonstration"}
+        return tuple(field for need, field in fields.items() if need in self.algorithm.NEEDS)
+
+    def credit(self, batch: CreditInput) -> Credit:
+        """See `Algorithm.credit`."""
+        return self.algorithm.credit(batch, self.config)
+
+    def objective(self, logprobs: Float[Tensor, " token"], batch: TrainBatch) -> tuple[Float[Tensor, " token"], Tensor]:
+        """See `Algorithm.objective`."""
+        return self.algorithm.objective(logprobs, batch, self.config)

@@ -107,9 +107,8 @@ def _cost(model: LanguageModel, shapes: Sequence[tuple[int, tuple[int, ...]]]) -
     """Multiply-adds of the layers: for the padded batch, and for every sequence alone."""
     longest = max(prompt for prompt, _ in shapes) + max(max(completions) for _, completions in shapes)
     tokens = len(shapes) * longest + sum(prompt + sum(completions) for prompt, completions in shapes)
-    weights = sum(parameter.numel() for parameter in model.decoder.parameters())
+    weights = model.module.get_decoder().num_parameters(exclude_embeddings=True)  # those are looked up, not multiplied
     width = model.module.config.get_text_config().hidden_size
-    weights -= model.module.get_input_embeddings().weight.numel()  # looked up, not multiplied
     return float(tokens) * (weights + 2 * model.num_layers * width * longest)
 
 

@@ -1,7 +1,6 @@
 """Load a causal language model by name: folder, hub id, .gguf file, GGUF inside a Python package, or one that ships here."""
 
 import contextlib
-import copy
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -194,11 +193,3 @@ def _end_tokens(tokenizer: PreTrainedTokenizerBase, generation: GenerationConfig
     also = generation.eos_token_id if generation else None
     others = [also] if isinstance(also, int) else list(also or [])
     return tuple(dict.fromkeys(([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]) + others))
-
-
-def frozen_copy(model: LanguageModel, dtype: torch.dtype) -> LanguageModel:
-    """A frozen copy of the model in another precision, adapters included, to sample from."""
-    module = copy.deepcopy(model.module).requires_grad_(False)
-    for parameter in module.parameters():  # not .to(dtype), which also rounds the rotary frequencies
-        parameter.data = parameter.data.to(dtype)
-    return dataclasses.replace(model, module=module, autocast_dtype=None, adapter=None)

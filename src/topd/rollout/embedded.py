@@ -13,6 +13,7 @@ from torch import Tensor
 
 from topd.models.language_model import LanguageModel
 from topd.models.logprobs import run_prompts
+from topd.models.policy import Policy
 from topd.models.prefix import growing, keep_rows
 from topd.rollout.engine import SamplingParams
 from topd.rollout.sampling import sample_tokens
@@ -31,24 +32,20 @@ def _ignore(told: object) -> None:
 
 
 class EmbeddedEngine:
-    """Samples from `model`. `policy` is the model that trains, if any does; its weights are copied into a `model` that is a
-    copy of it in another precision."""
+    """Samples from `model`: the policy's own, a copy in another precision that follows the policy, or one that never trains."""
 
     kind = "embedded"
     tolerance: float | None = None
 
-    def __init__(self, model: LanguageModel, *, max_concurrent_rollouts: int, policy: LanguageModel | None = None) -> None:
+    def __init__(self, model: LanguageModel, *, max_concurrent_rollouts: int, policy: Policy | None = None) -> None:
         self.model = model
         self.policy = policy
         self.max_concurrent_rollouts = max_concurrent_rollouts
         self.policy_version = 0
 
-    @torch.no_grad()
     def load_weights(self, policy_version: int) -> None:
-        if self.policy is not None and self.policy.module is not self.model.module:
-            pairs = zip(self.model.module.parameters(), self.policy.module.parameters(), strict=True)
-            for mine, theirs in pairs:
-                mine.copy_(theirs)
+        if self.policy is not None:
+            self.policy.copy_to(self.model)
         self.policy_version = policy_version
 
     @property
@@ -62,7 +59,7 @@ class EmbeddedEngine:
         return f"{self.model.name}, in this process"
 
     def behaviour(self, policy_version: int) -> LanguageModel | None:
-        trained = self.policy or self.model
+        trained = self.policy.model if self.policy is not None else self.model
         return None if self.model.sampled_is_trained and trained.sampled_is_trained else trained
 
     @torch.no_grad()

@@ -20,6 +20,7 @@ from topd.errors import RunStopped
 from topd.models.export import export_untied
 from topd.models.language_model import LanguageModel
 from topd.models.logprobs import Tokens
+from topd.models.policy import Policy
 from topd.models.proof import distance, probe_logprobs
 from topd.run.files import remove
 
@@ -37,7 +38,7 @@ CACHE_TRIES, CACHE_PAUSE_S = 20, 0.5
 class Transport(Protocol):
     """How weights get to a server."""
 
-    def publish(self, policy: LanguageModel, dtype: torch.dtype) -> None:
+    def publish(self, policy: Policy, dtype: torch.dtype) -> None:
         """Make the policy's weights ready in the servers' precision, once for all of them."""
         ...
 
@@ -53,7 +54,7 @@ class FilesTransport:
         self.folder = folder
         self._parent_is_ours = not folder.parent.exists()
 
-    def publish(self, policy: LanguageModel, dtype: torch.dtype = torch.float32) -> None:
+    def publish(self, policy: Policy, dtype: torch.dtype = torch.float32) -> None:
         export_untied(policy, self.folder, dtype)
 
     async def deliver(self, replica: Replica, policy_version: int) -> None:

@@ -15,8 +15,7 @@ from torch import Tensor
 from topd.endpoint.faults import Unavailable
 from topd.endpoint.replica import Replica, Request
 from topd.errors import ConfigError
-from topd.models.export import merged, untied_weights
-from topd.models.language_model import LanguageModel
+from topd.models.policy import Policy
 
 
 class NcclTransport:
@@ -36,8 +35,8 @@ class NcclTransport:
         self._senders: dict[str, Any] = {}
         self._weights: dict[str, Tensor] = {}
 
-    def publish(self, policy: LanguageModel, dtype: torch.dtype = torch.float32) -> None:
-        self._weights = {name: tensor.to(dtype) for name, tensor in untied_weights(merged(policy)).items()}
+    def publish(self, policy: Policy, dtype: torch.dtype = torch.float32) -> None:
+        self._weights = dict(policy.weights(dtype))
 
     async def deliver(self, replica: Replica, policy_version: int) -> None:
         if replica.url not in self._senders:

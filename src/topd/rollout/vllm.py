@@ -4,7 +4,6 @@
 """
 
 import asyncio
-import dataclasses
 from collections.abc import Callable, Sequence
 
 import torch
@@ -16,7 +15,7 @@ from topd.endpoint.replica import Replica
 from topd.endpoint.served import ServedModel
 from topd.errors import ConfigError, RunStopped
 from topd.models.language_model import LanguageModel
-from topd.models.load import frozen_copy
+from topd.models.policy import Policy
 from topd.models.proof import make_canary
 from topd.rollout.engine import SamplingParams
 from topd.rollout.handover import Proof, Transport, hand_over, resume
@@ -34,10 +33,10 @@ class VllmEngine(ServedEngine):
     strict_ends = True
     way_out = ""
 
-    def __init__(self, config: Config, policy: LanguageModel, background: Background, *, transport: Transport) -> None:
+    def __init__(self, config: Config, policy: Policy, background: Background, *, transport: Transport) -> None:
         rollout = config.rollout
         assert rollout.base_url is not None
-        canary = make_canary(policy.tokenizer)
+        canary = make_canary(policy.model.tokenizer)
         served = ServedModel(
             rollout.base_url,
             role="rollout",
@@ -53,18 +52,18 @@ class VllmEngine(ServedEngine):
             one_model=False,
             verify=self._bring_up_to_date,
         )
-        super().__init__(served, background, student=policy, eos_token_ids=policy.eos_token_ids)
+        super().__init__(served, background, student=policy.model, eos_token_ids=policy.model.eos_token_ids)
         self.policy = policy
         self.transport = transport
         self.dtype = getattr(torch, config.student.dtype)
         self.tolerance = TOLERANCE[config.student.dtype]
         self.proof = Proof([canary], dtype=config.student.dtype)
-        self.snapshot = _copy(policy) if rollout.max_lag else None
+        self.snapshot = policy.snapshot() if rollout.max_lag else None
         self.snapshot_version = -1
         background.at_close(served.close)
         background.run(self._resume_all())
         background.run(served.connect(wait_s=rollout.wait_s))
-        if policy.untied and served.card.fingerprint is None:
+        if policy.model.untied and served.card.fingerprint is None:
             raise ConfigError(
                 "student.lora.target_modules and modules_to_save must leave the embedding and the output head alone where the "
                 "model ties them and vLLM samples: a server that was started from the tied model takes one tensor for both. Take "
@@ -78,7 +77,7 @@ class VllmEngine(ServedEngine):
         A server that cannot be reached is left alone until it can, and gets them then; if none can, it is waited for. Raises
         RunStopped if a server serves other numbers, or none comes back.
         """
-        self.proof.renew(self.policy, policy_version)
+        self.proof.renew(self.policy.model, policy_version)
         self.transport.publish(self.policy, self.dtype)
         self.policy_version = policy_version
         try:
@@ -110,15 +109,12 @@ class VllmEngine(ServedEngine):
         if self.snapshot is not None and policy_version == self.snapshot_version:
             return self.snapshot
         assert policy_version == self.policy_version, "the weights that sampled are gone"
-        return self.policy
+        return self.policy.model
 
     def keep_weights(self) -> None:
-        if self.snapshot is None:
-            return
-        with torch.no_grad():
-            for mine, theirs in zip(self.snapshot.module.parameters(), self.policy.module.parameters(), strict=True):
-                mine.copy_(theirs)
-        self.snapshot_version = self.policy_version
+        if self.snapshot is not None:
+            self.policy.copy_to(self.snapshot)
+            self.snapshot_version = self.policy_version
 
     def describe(self) -> str:
         """The servers, for the probe."""
@@ -170,8 +166,3 @@ class VllmEngine(ServedEngine):
             await self._hand_over(replica)
         except RunStopped as error:
             raise BadAnswer(str(error)) from None
-
-
-def _copy(policy: LanguageModel) -> LanguageModel:
-    """To recompute log-probs as the policy does, after it has changed."""
-    return dataclasses.replace(frozen_copy(policy, policy.module.dtype), autocast_dtype=policy.autocast_dtype)

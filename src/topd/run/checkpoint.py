@@ -47,10 +47,10 @@ def save(folder: Path, trainer: Trainer, *, steps_done: int, keep: int, probe: S
     with uninterrupted():
         with replacing(path) as partial:
             partial.mkdir()
-            save_file(_cpu(trainer.trainable()), partial / "policy.safetensors")
-            save_file(_optimizer_tensors(trainer), partial / "optimizer.safetensors")
+            save_file(trainer.policy.saved_weights(), partial / "policy.safetensors")
+            save_file(trainer.policy.saved_optimizer(), partial / "optimizer.safetensors")
             save_file(_report_tensors(trainer), partial / "reports.safetensors")
-            state = _state(trainer, steps_done) | {"probe": _probe(trainer, probe or make_probe(trainer.policy.tokenizer))}
+            state = _state(trainer, steps_done) | {"probe": _probe(trainer, probe or make_probe(trainer.policy.model.tokenizer))}
             state["digests"] = True  # an empty marker beside this is a damaged one, not an older version's
             (partial / "state.json").write_text(json.dumps(state, indent=2), encoding="utf-8")
             (partial / MARKER).write_text(json.dumps({"sha256": digests.of_folder(partial)}, indent=2), encoding="utf-8")
@@ -122,15 +122,10 @@ def restore(path: Path, trainer: Trainer) -> int:
         steps_done, policy_version = int(state["steps_done"]), int(state["policy_version"])
         probe = [Tokens(tuple(ids[:1]), (tuple(ids[1:]),)) for ids in state["probe"]["token_ids"]]
         said = torch.tensor(state["probe"]["logprobs"])
-        missing = trainer.trainable().keys() - saved.keys()
-        if missing:
-            raise KeyError(min(missing))
+        trainer.policy.restore(saved)
     except (OSError, ValueError, TypeError, KeyError, RecursionError, SafetensorError) as error:
         raise _refusal(path, f"{type(error).__name__}: {first_line(error)}") from error
-    with torch.no_grad():
-        for name, parameter in trainer.trainable().items():
-            parameter.copy_(saved[name])
-    off = distance(probe_logprobs(trainer.policy, probe), said)
+    off = distance(probe_logprobs(trainer.policy.model, probe), said)
     if not off <= TOLERANCE:
         raise RunStopped(
             f"the checkpoint {path} was restored, but the policy is not the one that was saved: its log-probs of fixed tokens "
@@ -138,8 +133,8 @@ def restore(path: Path, trainer: Trainer) -> int:
             "of student.name holds other weights than before (with adapters a checkpoint holds no others than theirs), and "
             "whether transformers or peft changed. Then run the same command, or delete that folder to go on from the one before."
         )
-    _restore_optimizer(trainer, optimizer)
-    trainer.reports, trainer.policy_version = reports, policy_version
+    trainer.policy.restore_optimizer(optimizer)
+    trainer.reports, trainer.policy.version = reports, policy_version
     return steps_done
 
 
@@ -147,7 +142,7 @@ def _state(trainer: Trainer, steps_done: int) -> dict[str, object]:
     fields = ("loss", "grad_norm", "learning_rate")
     return {
         "steps_done": steps_done,
-        "policy_version": trainer.policy_version,
+        "policy_version": trainer.policy.version,
         "reports": [{field: getattr(report, field) for field in fields} for report in trainer.reports],
     }
 
@@ -156,33 +151,9 @@ def _probe(trainer: Trainer, groups: Sequence[Tokens]) -> dict[str, object]:
     """Fixed tokens, one sequence a group, and what the policy says of them."""
     return {
         "token_ids": [[*group.prompt_ids, *group.completions[0]] for group in groups],
-        "logprobs": probe_logprobs(trainer.policy, groups).tolist(),
+        "logprobs": probe_logprobs(trainer.policy.model, groups).tolist(),
     }
 
 
 def _report_tensors(trainer: Trainer) -> dict[str, Tensor]:
     return {f"{i}/{name}": getattr(report, name) for i, report in enumerate(trainer.reports) for name in _STREAMS}
-
-
-def _optimizer_tensors(trainer: Trainer) -> dict[str, Tensor]:
-    state = trainer.optimizer.state
-    return _cpu(
-        {
-            f"{name}/{key}": value
-            for name, parameter in trainer.trainable().items()
-            for key, value in state.get(parameter, {}).items()
-        }
-    )
-
-
-def _restore_optimizer(trainer: Trainer, tensors: dict[str, Tensor]) -> None:
-    parameters = trainer.trainable()
-    for key, value in tensors.items():
-        name, _, field = key.rpartition("/")
-        parameter = parameters[name]
-        on_device = value if field == "step" else value.to(parameter.device)
-        trainer.optimizer.state[parameter][field] = on_device
-
-
-def _cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}

@@ -13,8 +13,8 @@ from torch import Tensor
 from topd.config import AlgorithmConfig, Config
 from topd.errors import RunStopped
 from topd.models.language_model import LanguageModel
-from topd.models.load import frozen_copy
 from topd.models.logprobs import score_groups
+from topd.models.policy import frozen_copy
 from topd.ops.proximal import proximal_reward
 from topd.ops.returns import immediate_plus_mean_future
 from topd.rollout.engine import Engine, SamplingParams

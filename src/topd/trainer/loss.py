@@ -4,14 +4,12 @@ Before: trainer/batch.py. After: trainer/step.py.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from topd.algorithms.base import Algorithm
-from topd.models.language_model import LanguageModel
-from topd.models.logprobs import completion_logprobs
+from topd.algorithms.base import Method
+from topd.models.policy import Policy
 from topd.types import TrainBatch
 
 
@@ -24,11 +22,11 @@ class MicroLoss:
     clipped: Bool[Tensor, " token"]
 
 
-def micro_loss(policy: LanguageModel, batch: TrainBatch, algorithm: Algorithm, config: Any, *, temperature: float) -> MicroLoss:
+def micro_loss(policy: Policy, batch: TrainBatch, method: Method, *, temperature: float) -> MicroLoss:
     """Weighted sum of the per-token losses of a micro-batch: its share of the mini-batch's loss, because weights sum to 1."""
-    batch = batch.to(policy.device)
-    logprobs = completion_logprobs(policy, batch.groups, temperature=temperature)
-    token_loss, clipped = algorithm.objective(logprobs, batch, config)
+    batch = batch.to(policy.model.device)
+    logprobs = policy(batch.groups, temperature=temperature)
+    token_loss, clipped = method.objective(logprobs, batch)
     return MicroLoss(
         loss=(batch.weights * token_loss).sum(),
         log_ratio=(logprobs.detach() - batch.old_logprobs).cpu(),

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from topd import algorithms
-from topd.algorithms.base import Algorithm
+from topd.algorithms.base import Method
 from topd.config import AlgorithmConfig
 from topd.errors import ConfigError
 from topd.report.rescoring.difference import Credited
@@ -16,14 +16,14 @@ from topd.types import CreditInput
 
 def check_stored(step: StoredStep, config: AlgorithmConfig, *, own: str) -> None:
     """Raises ConfigError if an algorithm needs what the rollouts do not hold. `own`: the algorithm of the run itself."""
-    needs = algorithms.load(config.type).NEEDS
+    method = algorithms.bind(config)
     rollouts = [rollout for group in step.groups for rollout in group.rollouts]
     missing = ""
-    if "teacher_logprobs" in needs and not all("teacher_logprob" in rollout.streams for rollout in rollouts):
+    if method.asks_teacher and not all("teacher_logprob" in rollout.streams for rollout in rollouts):
         missing = "teacher log-probs"
-    elif "demonstrations" in needs and config.type != own:
+    elif not method.samples and config.type != own:
         missing = "demonstrations"
-    elif "answers" in needs and all(group.answer is None for group in step.groups):
+    elif "answer" in method.learns_from and all(group.answer is None for group in step.groups):
         missing = "graded answers"
     elif not all("student_logprob" in rollout.streams for rollout in rollouts):
         missing = "the student's log-probs"
@@ -62,19 +62,19 @@ def credit_input(step: StoredStep) -> CreditInput:
 
 def credited(flat: CreditInput, config: AlgorithmConfig) -> Credited:
     """The credit of flat tokens, as float64 arrays."""
-    algorithm = algorithms.load(config.type)
-    credit = algorithm.credit(flat, config)
+    method = algorithms.bind(config)
+    credit = method.credit(flat)
     sizes = [int(part.sum()) for part in flat.lengths.split(flat.group_sizes.tolist())]
     return Credited(
         reward=_array(credit.token_rewards),
-        floor=_floor(flat, algorithm, config),
+        floor=_floor(flat, method),
         advantage=_array(credit.advantages),
-        weight=_array(algorithm.WEIGHTING(flat.lengths, flat.group_sizes)),
+        weight=_array(method.weighting(flat.lengths, flat.group_sizes)),
         silent_groups=sum(not part.any() for part in credit.advantages.split(sizes)),
     )
 
 
-def _floor(flat: CreditInput, algorithm: Algorithm, config: AlgorithmConfig) -> Any:
+def _floor(flat: CreditInput, method: Method) -> Any:
     """The reward of each token if the teacher gave it no probability at all: nothing can be lower."""
     if flat.teacher_logprobs is None:
         return np.full(len(flat.behaviour_logprobs), -np.inf)
@@ -85,7 +85,7 @@ def _floor(flat: CreditInput, algorithm: Algorithm, config: AlgorithmConfig) -> 
         behaviour_logprobs=flat.behaviour_logprobs,
         teacher_logprobs=torch.full_like(flat.teacher_logprobs, -torch.inf),
     )
-    return _array(algorithm.credit(rejected, config).token_rewards)
+    return _array(method.credit(rejected).token_rewards)
 
 
 def _array(values: torch.Tensor) -> Any:
