@@ -25,6 +25,7 @@ BAD = ("silent", "crash")
 PRELOAD = ["topd.assemble", "topd.loop", "topd.report.page", "topd.run.checkpoint", "topd.report.rescoring.rescore", "pandas"]
 CONTEXT.set_forkserver_preload([*PRELOAD, "transformers.models.qwen3.modeling_qwen3", "topd.serve.server", "safetensors.torch"])
 LIMIT_S = 240.0
+COMMIT = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=True).stdout.strip()
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class Outcome:
     """Sent to a process that was alive."""
     case: str = ""
     """Kind, seed and number: enough to repeat it."""
+    commit: str = ""
+    """Of the code that was tried."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,7 @@ class Journal:
         if self.only not in (None, case.split()[-1]) or case in {outcome.case for outcome in self.outcomes}:
             return
         began = time.monotonic()
-        outcome = replace(act(random.Random(case)), case=case)
+        outcome = replace(act(random.Random(case)), case=case, commit=COMMIT)
         self.outcomes.append(outcome)
         with self.path.open("a") as file:
             file.write(json.dumps(asdict(outcome)) + "\n")
@@ -151,4 +154,4 @@ class Journal:
             those = [outcome for outcome in self.outcomes if row in (outcome.row, "all")]
             counts = collections.Counter(outcome.verdict for outcome in those)
             lines.append(f"| {row} | {len(those)} | " + " | ".join(str(counts[verdict]) for verdict in VERDICTS) + " |")
-        return "\n".join(lines)
+        return "\n".join([*lines, "", f"commit {', '.join(sorted({outcome.commit for outcome in self.outcomes}))}"])

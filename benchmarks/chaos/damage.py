@@ -89,6 +89,14 @@ def damage(folder: Path, source: random.Random, command: str) -> tuple[str, str]
     return name, what if (path.exists() and path.read_bytes() != content) or what == "deleted" else "nothing, as it came out"
 
 
+def is_of(line: str, name: str) -> bool:
+    """Whether a line speaks of a file, by its name, its folder's or the number of its step."""
+    path = Path(name)
+    step = re.search(r"step_0*(\d+)", name)
+    words = [path.name, *([path.parent.name, f"step {step[1]}", f"steps {step[1]}"] if step else [])]
+    return any(re.search(rf"\b{re.escape(word)}\b", line) for word in words)
+
+
 class Damage:
     """`stopped` and `done` are one run, killed while its fourth step was scored, and at its end."""
 
@@ -155,7 +163,8 @@ class Damage:
         if left:  # it was not read: it did no harm, and whoever reads it will be told
             shutil.copy(self.folder / "done" / name, self.now / name)
         differs = difference(self.now, self.whole)
-        verdict = "exact" if not differs else "named" if warnings(ended) else "silent"
+        said = [line for line in warnings(ended) if is_of(line, name)]
+        verdict = "exact" if not differs else "named" if said else "silent"
         return Outcome(row, verdict, f"{words}{', not read' if left else ''}: {differs} {' '.join(warnings(ended))}")
 
     def put_back(self, name: str, words: str, source: random.Random) -> tuple[str, str]:
@@ -188,7 +197,7 @@ class Damage:
             )
         ]
         shown = " ".join(" ".join(said or more).split())[:400]
-        return Outcome(row, "named" if said else "silent", f"{words}: {shown}")
+        return Outcome(row, "named" if any(is_of(line, name) for line in said) else "silent", f"{words}: {shown}")
 
 
 def play(journal: Journal, folder: Path, seed: int, count: int) -> None:

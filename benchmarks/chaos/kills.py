@@ -66,7 +66,7 @@ class Kills:
                 fresh(folder / "run")
                 continue
             said.append(f"{number.name} after {wait:.2f} s{'' if imported else ' of the real command'}: exit {ended.code}")
-            if (ended.code != -number and ended.crashed) or (ended.code == -number != -signal.SIGKILL and wait > 1):
+            if (ended.code != -number and ended.crashed) or (ended.code == -number != -signal.SIGKILL and (imported or wait > 1)):
                 return Outcome(row, "crash", f"{'; '.join(said)}: {ended.last_words}")
         ended = finish(start(*words))
         verdict = "crash" if ended.crashed else "refused" if ended.code else "exact"

@@ -222,7 +222,9 @@ class Liars:
             return "refused", ended.last_words
         untrue = self.untrue(directory, temperature)
         if untrue:
-            return "named" if warnings(ended) else "silent", f"{untrue}; {ended.last_words}"
+            return "named" if any(
+                "WARNING  teacher" in line for line in warnings(ended)
+            ) else "silent", f"{untrue}; {ended.last_words}"
         if ended.code == 3:
             again = run("train", config, "--run.resume", "true")
             if again.code != 0:

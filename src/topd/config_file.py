@@ -152,7 +152,14 @@ def _assign(tree: dict[str, Any], dotted_key: str, value: Any) -> None:
         child = tree.get(parent)
         tree[parent] = dict(child) if isinstance(child, Mapping) else {}
         tree = tree[parent]
-    tree[last] = value
+    tree[last] = _merged(tree.get(last), value)
+
+
+def _merged(old: Any, new: Any) -> Any:
+    """A table that is given changes the keys that it holds, unless it is of another `type`; all else replaces."""
+    if not (isinstance(old, Mapping) and isinstance(new, Mapping)) or new.get("type", old.get("type")) != old.get("type"):
+        return new
+    return {**old, **{key: _merged(old.get(key), value) for key, value in new.items()}}
 
 
 def _explain(error: ValidationError, tree: Mapping[str, Any], prefix: tuple[Any, ...] = ()) -> Iterator[str]:

@@ -238,7 +238,7 @@ def test_steps_and_evaluations_that_were_deleted_are_named(directory: RunDirecto
         lines = (directory.path / f"{log}.jsonl").read_text().splitlines(keepends=True)
         (directory.path / f"{log}.jsonl").write_text("".join(lines[i] for i in keep))
     assert gaps(config, directory, 4, ["held_out"]) == [
-        "metrics.jsonl lacks steps 2 to 3: their tokens and seconds are in no total",
+        "metrics.jsonl lacks steps 2 to 3: they are in no curve and no total",
         "evals.jsonl lacks the student on held_out at steps 0, 2",
     ]
     with_teacher = config_file.load(tiny_config(directory.path, run__steps=4))
@@ -340,3 +340,13 @@ def test_a_flipped_bit_in_the_digests_blames_no_file(directory: RunDirectory, wh
     assert again.digests.difference(again.path / "summary.json") == ""
     assert RunDirectory(directory.path).digests.lost == ""
     assert len(RunDirectory(directory.path).metrics()) == 4
+
+
+@pytest.mark.parametrize("log", ["metrics", "evals"])
+def test_lines_that_have_changed_places_are_refused(directory: RunDirectory, log: str) -> None:
+    record(directory, 4)
+    path = directory.path / f"{log}.jsonl"
+    first, *rest = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*rest, first]))
+    with pytest.raises(ConfigError, match=rf"{log}\.jsonl: step \d comes after step \d, so lines have changed places"):
+        getattr(RunDirectory(directory.path), "metrics" if log == "metrics" else "evaluations")()

@@ -79,9 +79,13 @@ class TopdScore:
     def decode(self, response: httpx2.Response, groups: Sequence[TokenGroup]) -> list[Any]:
         tensors = load_safetensors(response.content)
         asked = [token for group in groups for completion in group.completions for token in completion]
+        for name, dtype in (("token_ids", torch.int64), ("logprobs", torch.float32)):
+            tensor = tensors[name]
+            if tensor.dtype != dtype or tensor.shape != (len(asked),):  # before any of it becomes Python objects
+                raise BadAnswer(f"{response.url.host}: {name} of {tensor.dtype} {[*tensor.shape]} for {len(asked)} tokens")
         if tensors["token_ids"].tolist() != asked:
             raise BadAnswer(f"{response.url.host}: scores of other tokens than were asked for")
-        return list(tensors["logprobs"].to(torch.float32).tolist())
+        return list(tensors["logprobs"].tolist())
 
 
 class _Rows:

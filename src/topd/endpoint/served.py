@@ -145,20 +145,21 @@ class ServedModel:
 
         A form is given up at once if it is refused, and after MEETING_TRIES if its answers cannot be used.
         """
-        card = await self._repeatedly(functools.partial(self._read_card, replica))
+        end = time.monotonic() + self.pool.patience_s
+        card = await self._repeatedly(functools.partial(self._read_card, replica), end)
         refusals = []
         for dialect in DIALECTS:
             try:
-                return card, dialect, await self._repeatedly(functools.partial(self._ask, replica, dialect, card.id))
+                return card, dialect, await self._repeatedly(functools.partial(self._ask, replica, dialect, card.id), end)
             except (Refused, BadAnswer) as fault:
                 refusals.append(f"{dialect.name}: {fault}")
         tried = "\n    ".join(refusals)
         raise Refused(f"{replica.url} gives no log-probs of given tokens. Tried:\n    {tried}")
 
-    async def _repeatedly(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """At the first meeting: what is damaged or out of order for a moment is asked for again, within `patience_s`."""
+    async def _repeatedly(self, ask: Callable[[], Awaitable[T]], end: float) -> T:
+        """At the first meeting: what is damaged or out of order for a moment is asked for again, until `end`."""
         attempts = AsyncRetrying(
-            stop=stop_after_attempt(MEETING_TRIES) | stop_after_delay(self.pool.patience_s),
+            stop=stop_after_attempt(MEETING_TRIES) | stop_after_delay(max(0.0, end - time.monotonic())),
             wait=wait_random_exponential(multiplier=0.25, max=2.0),
             retry=retry_if_exception_type((Unavailable, BadAnswer)) & retry_if_not_exception_type(Busy),
             reraise=True,

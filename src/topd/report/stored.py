@@ -16,6 +16,7 @@ from topd.report.stored_step import Seen, StoredStep, read_step, read_updates
 from topd.run import vocabulary
 from topd.run.digests import Digests
 from topd.run.files import spans
+from topd.run.gaps import lost_evaluations, lost_steps
 from topd.run.parquet import UNREADABLE
 
 MOST_STEPS = 10**6
@@ -142,7 +143,7 @@ def read_run(path: Path | str) -> StoredRun:
     if summary is not None and not metrics:
         problems.append("metrics.jsonl is not there, or empty, although the run is finished")
     else:
-        problems += _gaps(path, metrics, summary)
+        problems += _gaps(path, config, metrics, evaluations, summary)
     if missing := [row["step"] for row in metrics if row["step"] not in steps]:
         problems.append(f"rollouts of {len(missing)} of {len(metrics)} recorded steps are not there (steps {spans(missing)})")
     written = [path / "probe.json", *(path / "updates" / f"step_{row['step']:06d}.parquet" for row in metrics)]
@@ -178,13 +179,26 @@ def folder_at(path: Path | str) -> Path:
     return folder
 
 
-def _gaps(path: Path, metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any] | None) -> Iterator[str]:
+def _gaps(
+    path: Path,
+    config: Mapping[str, Any],
+    metrics: Sequence[Mapping[str, Any]],
+    evaluations: Sequence[Mapping[str, Any]],
+    summary: Mapping[str, Any] | None,
+) -> Iterator[str]:
     """The steps that must have been recorded, as later ones were or a checkpoint was made after them, and are not."""
     saved = [marker.parent.name[5:11] for marker in path.glob("checkpoints/step_[0-9]*/COMPLETE")]
     done = [*(row["step"] for row in metrics), *(int(step) for step in saved if step.isdecimal())]
     done.append(int(number((summary or {}).get("steps")) or 0))
-    if lost := sorted(set(range(1, min(max(done), MOST_STEPS) + 1)) - {row["step"] for row in metrics}):
-        yield f"metrics.jsonl lacks steps {spans(lost)}: they are in no curve and no total"
+    steps_done = min(max(done), MOST_STEPS)
+    yield from lost_steps(metrics, steps_done)
+    evals = config.get("eval")
+    if isinstance(evals, Mapping) and _is_count(every := evals.get("every_steps", 0)):
+        has_teacher = evals.get("teacher", True) and ("teacher" in config or "teachers" in config)
+        models = ("student", "teacher") if has_teacher else ("student",)
+        written = (summary or {}).get("benchmarks")
+        names = {row["benchmark"] for row in evaluations} | set(written if isinstance(written, Mapping) else ())
+        yield from lost_evaluations(evaluations, dict.fromkeys(sorted(names), models), steps_done, every=every)
 
 
 def _checks(path: Path, digests: Digests, problems: list[str]) -> Iterator[Mapping[str, Any]]:

@@ -6,13 +6,14 @@ teacher_scores.sqlite, and with run.trackers trackers/
 """
 
 import fcntl
+import itertools
 import json
 import os
 import platform
 import re
 import subprocess
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -116,10 +117,10 @@ class RunDirectory:
 
     def metrics(self) -> list[dict[str, Any]]:
         """Raises ConfigError for a damaged line, as `evaluations` does."""
-        return whole(self.metrics_log, self.digests.lines(self.metrics_log))
+        return in_order(self.metrics_log, self.digests.lines(self.metrics_log))
 
     def evaluations(self) -> list[dict[str, Any]]:
-        return whole(self.evals_log, self.digests.lines(self.evals_log))
+        return in_order(self.evals_log, self.digests.lines(self.evals_log))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         write_json(self.path / "summary.json", summary, self.digests.note)
@@ -127,9 +128,21 @@ class RunDirectory:
     def forget_after(self, step: int) -> None:
         """Drop the records of steps that a resumed run will do again, and lines that are there twice."""
         for path, rows in ((self.metrics_log, self.metrics()), (self.evals_log, self.evaluations())):
-            kept = dict.fromkeys(text_of(row) for row in rows if row.get("step", 0) <= step)
+            kept = [text_of(row) for row in rows if row.get("step", 0) <= step]
             if path.is_file():
                 write_text(path, "".join(f"{line}\n" for line in kept))
+
+
+def in_order(path: Path, lines: Iterable[dict[str, Any] | Exception]) -> list[dict[str, Any]]:
+    """The rows of a log, each once. Raises ConfigError for a damaged line, and for steps that do not follow each other."""
+    rows = list({text_of(row): row for row in whole(path, lines)}.values())
+    for row, after in itertools.pairwise(rows):
+        if after.get("step", 0) < row.get("step", 0):
+            raise ConfigError(
+                f"{path}: step {after['step']} comes after step {row['step']}, so lines have changed places. Put them in order "
+                "to go on."
+            )
+    return rows
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """The end of a run: summary.json, and the table a person reads."""
 
-import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from rich.text import Text
 
 from topd.config import Config
 from topd.run.directory import RunDirectory
-from topd.run.files import spans
+from topd.run.gaps import lost_evaluations, lost_steps
 
 SHORT = ("avg_at_k", "ci95", "k", "problems")
 
@@ -45,17 +44,11 @@ def summarise_run(config: Config, directory: RunDirectory, due: Sequence[str] = 
 
 def gaps(config: Config, directory: RunDirectory, steps_done: int, benchmarks: Sequence[str]) -> list[str]:
     """What metrics.jsonl and evals.jsonl should hold after so many steps and do not, one sentence each."""
-    done = {row["step"] for row in directory.metrics()}
-    lost = [step for step in range(1, steps_done + 1) if step not in done]
-    sentences = [f"metrics.jsonl lacks steps {spans(lost)}: their tokens and seconds are in no total"] if lost else []
-    there = {(row["model"], row["benchmark"], row["step"]) for row in directory.evaluations()}
-    every = config.eval.every_steps
-    due = [step for step in range(steps_done) if step == 0 or (every and step % every == 0)]  # the last one may be to come
-    models = {"student": due} | ({"teacher": due[:1]} if config.eval.teacher and config.teachers_by_name() else {})
-    for name, (model, steps) in itertools.product(benchmarks, models.items()):
-        if lost := [step for step in steps if (model, name, step) not in there]:
-            sentences.append(f"evals.jsonl lacks the {model} on {name} at steps {spans(lost)}")
-    return sentences
+    models = ("student", "teacher") if config.eval.teacher and config.teachers_by_name() else ("student",)
+    evaluated = lost_evaluations(
+        directory.evaluations(), dict.fromkeys(benchmarks, models), steps_done, every=config.eval.every_steps
+    )
+    return [*lost_steps(directory.metrics(), steps_done), *evaluated]
 
 
 def excluded(row: Mapping[str, Any]) -> str:

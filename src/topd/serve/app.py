@@ -22,7 +22,7 @@ from starlette.routing import Route
 from topd.endpoint.bodies import parsed_bytes
 from topd.serve.answers import Spelling, completion_answer, score_answer, to_json
 from topd.serve.budget import Budget, Share
-from topd.serve.guard import Guard, error_response, json_response
+from topd.serve.guard import Answer, Guard, error_response, json_response
 from topd.serve.metrics import ServerMetrics
 from topd.serve.protocol import (
     ApiError,
@@ -129,7 +129,7 @@ class _Api:
                 limit = self.model.context_length
                 return to_json({"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": strings})
 
-            return Response(await self._aside(answer), media_type="application/json")
+            return self._answer(await self._aside(answer))
 
     async def detokenize(self, request: Request) -> Response:
         async with self._asked(request, DetokenizeRequest) as asked:
@@ -138,7 +138,7 @@ class _Api:
                 ids = token_ids(asked.tokens, self.model, "tokens") if asked.tokens else ()
                 return to_json({"prompt": self.model.tokenizer.decode(ids, skip_special_tokens=asked.skip_special_tokens)})
 
-            return Response(await self._aside(answer), media_type="application/json")
+            return self._answer(await self._aside(answer))
 
     async def completions(self, request: Request) -> Response:
         async with self._asked(request, CompletionRequest) as asked:
@@ -152,7 +152,7 @@ class _Api:
             def answer() -> bytes:
                 return to_json(completion_answer(job, scored, sampled, model=self.model, name=name, spelling=self.spelling))
 
-            return Response(await self._aside(answer), media_type="application/json")
+            return self._answer(await self._aside(answer))
 
     async def score(self, request: Request) -> Response:
         async with self._asked(request, ScoreRequest) as asked:
@@ -160,7 +160,7 @@ class _Api:
             [scored] = await self._run(request, [work])
             body = await self._aside(functools.partial(score_answer, work, scored, name=self.settings.name))
             headers = {"X-Topd-Fingerprint": scored.fingerprint}
-            return Response(body, media_type="application/x-safetensors", headers=headers)
+            return self._answer(body, media_type="application/x-safetensors", headers=headers)
 
     async def pause(self, request: Request) -> Response:
         _require_json(request)
@@ -190,6 +190,9 @@ class _Api:
         if not isinstance(path, str) or not _is_folder(path):
             raise ApiError(400, "kwargs must be {weights_path: a folder on the server's machine}", param="kwargs")
         return json_response({"results": await self._run(request, [Reload(folder=Path(path))])})
+
+    def _answer(self, body: bytes, *, media_type: str = "application/json", headers: dict[str, str] | None = None) -> Answer:
+        return Answer(body, self.budget, media_type=media_type, headers=headers)
 
     async def _run(self, request: Request, works: Sequence[Work]) -> list[Any]:
         """The results of all work of a request. Work whose client has left is withdrawn."""

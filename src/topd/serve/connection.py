@@ -11,7 +11,10 @@ HEAD_S = 10.0
 """Seconds in which the head of a request must arrive, from the first byte or, on a new connection, from its beginning."""
 
 KEEP_ALIVE_S = 60
-"""Seconds that a connection is kept after an answer, while nothing moves on it."""
+"""Seconds that a connection is kept after an answer."""
+
+DROP = "topd.drop"
+"""Extension of an ASGI scope: closes the connection at once."""
 
 
 class Connection(H11Protocol):
@@ -19,19 +22,23 @@ class Connection(H11Protocol):
 
     _head: asyncio.TimerHandle | None = None
     _since = 0.0
-    _unsent = 0
 
     @property
     def is_idle(self) -> bool:
         """Whether no request is being answered."""
         return self.cycle is None or self.cycle.response_complete
 
+    @property
+    def waits(self) -> bool:
+        """Whether it is the client's turn: no request is there, or its body has not arrived."""
+        return self.is_idle or self.cycle.more_body
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._wait_for_head()
         if len(self.connections) > MAX_CONNECTIONS:
-            idle = [one for one in self.connections if isinstance(one, Connection) and one.is_idle]
-            min(idle, key=lambda one: one._since).drop()
+            waiting = [one for one in self.connections if isinstance(one, Connection) and one.waits]
+            min(waiting, key=lambda one: one._since).drop()
 
     def data_received(self, data: bytes) -> None:
         if self.is_idle and self._head is None:
@@ -40,19 +47,18 @@ class Connection(H11Protocol):
         if not self.is_idle:
             self._stop_waiting()
 
+    def handle_events(self) -> None:
+        super().handle_events()
+        if not self.is_idle:  # the application has not begun with the request yet
+            self.scope["extensions"] = {**self.scope.get("extensions", {}), DROP: {"call": self.drop}}
+
     def on_response_complete(self) -> None:
         self._since = self.loop.time()
-        self._unsent = self.transport.get_write_buffer_size()
         super().on_response_complete()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Unlike uvicorn's, drops an answer that nobody reads."""
-        unsent = self.transport.get_write_buffer_size()
-        if 0 < unsent < self._unsent:
-            self._unsent = unsent
-            self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
-        else:
-            self.drop()
+        """Unlike uvicorn's, does not wait for what is left of an answer to be read."""
+        self.drop()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()

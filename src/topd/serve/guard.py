@@ -9,8 +9,38 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from topd.serve.answers import to_json
+from topd.serve.budget import Budget
+from topd.serve.connection import DROP
 from topd.serve.metrics import ServerMetrics
 from topd.serve.protocol import ApiError
+
+PIECE = 1 << 16
+"""Bytes of an answer that are handed to the connection at once; it takes the next when the client has read most of them."""
+
+ANSWER_S, BYTES_PER_S = 60.0, 100_000
+"""Seconds in which an answer must have been read, beside one for every so many bytes."""
+
+
+class Answer(Response):
+    """A body that may be large. It counts in the budget until the client has read it, for which there is a limit of time."""
+
+    def __init__(self, body: bytes, budget: Budget, *, media_type: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(body, media_type=media_type, headers=headers)
+        self.budget = budget
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises ApiError, 413 or 429, if there is no room for it. Closes the connection of a client that reads too slowly."""
+        body = memoryview(self.body)
+        with self.budget.share() as share:
+            share.set(len(body))
+            try:
+                async with asyncio.timeout(ANSWER_S + len(body) / BYTES_PER_S):
+                    await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                    for start in range(0, len(body), PIECE):
+                        await send({"type": "http.response.body", "body": bytes(body[start : start + PIECE]), "more_body": True})
+                    await send({"type": "http.response.body", "body": b""})
+            except TimeoutError:
+                scope["extensions"][DROP]["call"]()
 
 
 def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
