@@ -79,6 +79,16 @@ def test_a_server_that_asks_to_wait_is_busy_for_so_long(proxy, code, headers, se
     assert fault.seconds == seconds
 
 
+NO_TIMES = (
+    "Mon, 32 Foo 2026 99:00:00 GMT",
+    "Mon, 01 Jan 99999999999999999999 00:00:00 GMT",
+    "Mon, 01 Jan 2024 99999999999999999999:00:00 GMT",
+    "Mon, 01 Jan 2024 00:00:00 +999999999999999999",
+    "Mon, 01 Jan 2024 00:00:00 +99999999",
+    "Fri, 31 Dec 9999 23:59:59 -9999",
+)
+
+
 def test_a_time_to_wait_may_be_a_date():
     def seconds(value):
         return retry_after(httpx2.Response(429, headers={"retry-after": value}))
@@ -86,8 +96,8 @@ def test_a_time_to_wait_may_be_a_date():
     assert seconds(email.utils.formatdate(time.time() + 30, usegmt=True)) == pytest.approx(30, abs=2)
     assert seconds(email.utils.formatdate(time.time() + 30)) == pytest.approx(30, abs=2)
     assert seconds(email.utils.formatdate(time.time() - 30, usegmt=True)) == 0
-    assert seconds("Mon, 32 Foo 2026 99:00:00 GMT") is None
-    assert seconds("") is None
+    for value in (*NO_TIMES, ""):
+        assert seconds(value) is None
     assert retry_after(httpx2.Response(429)) is None
 
 
@@ -96,6 +106,33 @@ def test_whatever_the_server_says_is_shown_in_one_short_line(proxy, body):
     said = str(fault_of(proxy, faults.status(502, body=body + "x" * 5000)))
     assert len(said) < 400
     assert "\n" not in said
+
+
+@pytest.mark.parametrize("code", [429, 503])
+@pytest.mark.parametrize("value", NO_TIMES)
+def test_a_date_that_no_clock_can_show_is_a_fault_like_any_other(proxy, code, value):
+    assert isinstance(fault_of(proxy, faults.status(code, retry_after=value)), Unavailable)
+
+
+@pytest.mark.parametrize("charset", ["zlib", "hex", "rot13", "idna", "undefined", "utf-32", "utf-7", "no-such-codec"])
+def test_a_charset_that_decodes_no_text_does_not_matter(proxy, charset):
+    fault = fault_of(proxy, faults.status(502, body="Bad gateway +AGE-", content_type=f"text/html; charset={charset}"))
+    assert str(fault).endswith("answered 502: Bad gateway +AGE-")
+
+
+def test_a_redirect_to_nowhere_is_a_fault(proxy):
+    """The HTTP library reads the address, though no redirect is followed, and fails in a way of its own."""
+    fault = fault_of(proxy, faults.status(307, location="//:99999999"))
+    assert type(fault) is BadAnswer
+    assert "an answer that cannot be read" in str(fault)
+
+
+@pytest.mark.parametrize("body", ["%s", '{"error": "%s"}', '{"error": {"message": "%s"}}', '["%s"]'])
+def test_no_servers_words_move_the_cursor_or_turn_the_text_round(proxy, body):
+    words = "\x1b[2J\x1b]0;x\x07 \u202eno\u200b \x9b1m"
+    said = str(fault_of(proxy, faults.status(502, body=body % words)))
+    assert said.isprintable()
+    assert "[2J" in said
 
 
 @pytest.mark.parametrize("fault", [faults.reset_before_headers, faults.reset_after_headers, faults.cut_off])

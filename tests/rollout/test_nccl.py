@@ -7,7 +7,7 @@ import types
 import pytest
 import torch
 
-from topd.endpoint.faults import Unavailable
+from topd.endpoint.faults import BadAnswer, Unavailable
 from topd.errors import ConfigError
 from topd.models.policy import Policy
 from topd.rollout.nccl import NcclTransport, own_address
@@ -15,10 +15,11 @@ from topd.rollout.nccl import NcclTransport, own_address
 
 class Replica:
     url = "http://127.0.0.1:8001"
+    says: object = types.MappingProxyType({"world_size": 2})
 
     async def send(self, request):
         assert (request.method, request.path) == ("GET", "/get_world_size")
-        return types.SimpleNamespace(json=lambda: {"world_size": 2})
+        return types.SimpleNamespace(json=lambda: self.says)
 
 
 @pytest.fixture
@@ -79,6 +80,14 @@ def test_a_failed_transfer_is_a_fault_and_the_group_is_made_anew(calls, tiny_mod
     calls.fail = False
     asyncio.run(transport.deliver(Replica(), 1))
     assert len(calls.connected) == 2
+
+
+@pytest.mark.parametrize("says", [{}, [], None, {"world_size": None}, {"world_size": float("inf")}])
+def test_a_server_that_does_not_tell_how_many_it_is_is_a_fault(calls, says) -> None:
+    replica = Replica()
+    replica.says = says
+    with pytest.raises(BadAnswer, match="gives no number of workers"):
+        asyncio.run(NcclTransport().deliver(replica, 1))
 
 
 def test_without_vllm_or_a_gpu_it_is_refused(monkeypatch) -> None:

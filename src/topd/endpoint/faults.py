@@ -2,7 +2,10 @@
 
 
 class Fault(Exception):
-    """A request that did not give what was asked."""
+    """A request that did not give what was asked. Its message may hold a server's words: what no terminal shows is escaped."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in message))
 
 
 class Unavailable(Fault):

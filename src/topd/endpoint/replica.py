@@ -97,8 +97,10 @@ class Replica:
             raise Unavailable(f"{self.url} did not answer within {seconds:g} s") from None
         except httpx2.TransportError as error:
             raise Unavailable(f"{self.url}: {_said(error)}") from None
-        except (httpx2.InvalidURL, httpx2.DecodingError, httpx2.TooManyRedirects) as error:
-            raise BadAnswer(f"{self.url}: {_said(error)}") from None
+        except Fault:
+            raise
+        except Exception as error:  # foreign headers can fail anywhere in the HTTP library, in any way
+            raise BadAnswer(f"{self.url}: an answer that cannot be read ({_said(error)})") from None
         if response.status_code == 200:
             return response
         raise self._fault(response)
@@ -148,7 +150,7 @@ class Replica:
             found = body.get("error", body.get("detail", body)) if isinstance(body, dict) else body
             text = str(found.get("message", found) if isinstance(found, dict) else found)
         except (ValueError, RecursionError):
-            text = response.text
+            text = response.content.decode(errors="replace")  # whatever codec the server names
         if response.status_code in (404, 405, 501) and text.lstrip()[:1] == "<":
             return "a web page, as no OpenAI-compatible server gives it"
         if self._api_key:
@@ -172,7 +174,7 @@ def retry_after(response: httpx2.Response) -> float | None:
         pass
     try:
         return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    except ValueError:
+    except (ValueError, TypeError, IndexError, OverflowError, OSError):  # no date, or one that no clock can show
         return None
 
 
@@ -186,4 +188,4 @@ def is_loopback(url: str) -> bool:
 
 
 def _said(error: Exception) -> str:
-    return str(error) or type(error).__name__
+    return str(error)[:300] or type(error).__name__

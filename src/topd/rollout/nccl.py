@@ -12,9 +12,9 @@ import httpx2
 import torch
 from torch import Tensor
 
-from topd.endpoint.faults import Unavailable
+from topd.endpoint.faults import BadAnswer, Unavailable
 from topd.endpoint.replica import Replica, Request
-from topd.errors import ConfigError
+from topd.errors import ConfigError, first_line
 from topd.models.policy import Policy
 
 
@@ -41,7 +41,10 @@ class NcclTransport:
     async def deliver(self, replica: Replica, policy_version: int) -> None:
         if replica.url not in self._senders:
             response = await replica.send(Request(path="/get_world_size", method="GET"))
-            world_size = 1 + int(response.json()["world_size"])
+            try:
+                world_size = 1 + int(response.json()["world_size"])
+            except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+                raise BadAnswer(f"{replica.url}/get_world_size gives no number of workers: {first_line(error)}") from None
             self._senders[replica.url] = await asyncio.to_thread(self._connect, replica.url, world_size)
         sender = self._senders[replica.url]
         sender.source = self._source()
