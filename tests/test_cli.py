@@ -16,6 +16,7 @@ from topd import config_file
 from topd.cli import main
 from topd.errors import first_line
 from topd.models.load import BUILTIN
+from topd.run.interrupt import interruptible, stopping_signals, uninterrupted
 
 
 @pytest.fixture
@@ -227,13 +228,32 @@ def test_broken_model_configurations_are_one_paragraph(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_output_that_cannot_be_written_is_said_in_one_line() -> None:
+@pytest.mark.parametrize("words", [["config", "quickstart"], ["--help"]])
+def test_output_that_cannot_be_written_is_said_in_one_line(words: list[str]) -> None:
+    """Also where it is small enough to fail at the end only."""
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
     with open("/dev/full", "w") as full:
-        words = [sys.executable, "-m", "topd", "config", "quickstart"]
-        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True)
+        done = subprocess.run([sys.executable, "-m", "topd", *words], stdout=full, stderr=subprocess.PIPE, text=True, env=env)
     assert done.returncode == 3
     assert done.stderr.startswith("topd: the output could not be written")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_reader_of_the_first_lines_is_no_failure() -> None:
+    """The end of the output is lost at the exit, or while the command runs."""
+    for variable, code in (("PYTHONUNBUFFERED=", 0), ("PYTHONUNBUFFERED=1", 141)):
+        words = f"{variable} {sys.executable} -m topd config --keys trainer; echo $? >&2"
+        done = subprocess.run(f"({words}) | true", shell=True, capture_output=True, text=True)
+        assert done.stderr == f"{code}\n"
+
+
+def test_keys_of_a_section_are_listed_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "--keys", "trainer"]) == 0
+    keys = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert "trainer.epochs" in keys
+    assert all(key.startswith("trainer.") for key in keys)
+    assert main(["config", "--keys", "train"]) == 2
+    assert "no section or key 'train'" in capsys.readouterr().err
 
 
 def test_weights_of_another_shape_are_named(tmp_path: Path, config: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -265,7 +285,21 @@ def test_a_section_given_whole_and_its_keys_keep_their_order(config: str, capsys
         assert f"steps = {steps}\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_table_sets_the_keys_that_it_holds_and_no_others(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--trainer.learning_rate", "0.5", "--trainer", "{ epochs = 2 }", "--run", "{ steps = 7 }"]
+    assert main(["config", config, *words]) == 0
+    out = capsys.readouterr().out
+    assert all(line in out for line in ("learning_rate = 0.5\n", "epochs = 2\n", "steps = 7\n", "directory = "))
+
+
+def test_a_table_of_another_type_replaces_the_section(tmp_path: Path, config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", config, "--algorithm", "{ type = 'grpo' }"]) == 0
+    out = capsys.readouterr().out
+    assert 'type = "grpo"' in out
+    assert "alpha" not in out
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("moment", ["during an import", "between"])
 def test_a_signal_before_the_run_begins_ends_with_a_word(tmp_path: Path, signum: signal.Signals, moment: str) -> None:
     """What is imported sends it, and swallows whatever is raised in it; or a function sends it."""
@@ -284,9 +318,20 @@ def test_a_signal_before_the_run_begins_ends_with_a_word(tmp_path: Path, signum:
 
 
 def test_signals_are_handled_as_before_once_the_command_is_done() -> None:
-    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    before = [signal.getsignal(signum) for signum in stopping_signals()]
     assert main([]) == 0
-    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+    assert [signal.getsignal(signum) for signum in stopping_signals()] == before
+
+
+def test_under_nohup_a_closed_terminal_stops_nothing() -> None:
+    handler = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert signal.SIGHUP not in stopping_signals()
+        with interruptible(), uninterrupted():
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, handler)
+    assert signal.SIGHUP in stopping_signals()
 
 
 @pytest.mark.parametrize("path", ["x" * 5000, "a\0b"], ids=["too long", "a NUL"])

@@ -17,17 +17,22 @@ from types import FrameType
 
 from topd.cli_options import DEFAULT_TOKEN_ENV, REPORT_PORT, explain_options, report_options, rescore_options, serve_options
 from topd.config_words import SECTIONS
+from topd.run.interrupt import stopping_signals
 
 EXIT_INTERRUPTED = 130
 EXIT_STOPPED = 3
+EXIT_UNREAD = 128 + signal.SIGPIPE
+"""What a shell says of a command whose reader left before it was done, as in `topd config --keys | head -1`."""
+_OUTPUT_FAULTS = (errno.ENOSPC, errno.EIO)
 _SECTIONS = (*SECTIONS, "teachers")
 
 OVERRIDES = """
 settings:
   Any setting of the configuration may follow as --section.key value (or --section.key=value), for example
     --algorithm.alpha 0.1  --run.directory runs/alpha01  --eval.every_steps 0
-  Values are read as TOML; what is not TOML is a string. A whole section, as --run '{ directory = "a", steps = 4 }', replaces
-  that section. Of two words that set the same, the later one holds. `topd config --keys` lists all keys.
+  Values are read as TOML; what is not TOML is a string. A table, as --run '{ directory = "a", steps = 4 }', sets the keys that
+  it holds; one of another type, as --task '{ type = "jsonl", path = "a.jsonl" }', replaces the section. Of two words that set
+  the same, the later one holds. `topd config --keys` lists all keys.
 
 exit codes: 0 done; 2 the input cannot be used; 3 stopped by a failure, resumable; 130 interrupted, saved, resumable
 """
@@ -59,7 +64,10 @@ exit codes: 0 stopped by SIGINT or SIGTERM; 2 the model, the port or an option c
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     with _early_signals():
-        return _main(sys.argv[1:] if argv is None else argv)
+        try:
+            return _end_output(_main(sys.argv[1:] if argv is None else argv))
+        except SystemExit as end:  # of argparse
+            sys.exit(_end_output(int(end.code or 0)))
 
 
 def _main(words: Sequence[str]) -> int:
@@ -79,15 +87,16 @@ def _main(words: Sequence[str]) -> int:
             raise
         print(f"topd: {error}", file=sys.stderr)
         return error.exit_code
+    except BrokenPipeError:
+        _drop_output()
+        return EXIT_UNREAD
     except OSError as error:
-        if arguments.debug or (error.errno not in (errno.ENOSPC, errno.EIO) and error.filename is None):
+        if arguments.debug or (error.errno not in _OUTPUT_FAULTS and error.filename is None):
             raise
         if error.filename is not None:  # a file that nobody expected to fail
             print(f"topd: {error.filename}: {error.strerror}. Fix that and try again; --debug shows where.", file=sys.stderr)
             return EXIT_STOPPED
-        print(f"topd: the output could not be written: {error.strerror}. Free some space, or send it elsewhere.", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered would fail again at the exit
-        return EXIT_STOPPED
+        return _output_lost(error)
     except KeyboardInterrupt:
         if arguments.debug:
             raise
@@ -95,9 +104,31 @@ def _main(words: Sequence[str]) -> int:
         return EXIT_INTERRUPTED
 
 
+def _end_output(code: int) -> int:
+    """The exit code, once all output is written. A reader that wanted no more (`| head`) is no failure."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _drop_output()
+    except OSError as error:
+        return _output_lost(error)
+    return code
+
+
+def _output_lost(error: OSError) -> int:
+    print(f"topd: the output could not be written: {error.strerror}. Free some space, or send it elsewhere.", file=sys.stderr)
+    _drop_output()
+    return EXIT_STOPPED
+
+
+def _drop_output() -> None:
+    """What is still buffered would fail again at the exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 @contextlib.contextmanager
 def _early_signals() -> Iterator[None]:
-    """Inside, SIGINT and SIGTERM end the command with a word. A run, a server and a watched report have their own handlers."""
+    """Inside, the stopping signals end the command with a word. A run, a server and a watched report have their own handlers."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -110,7 +141,7 @@ def _early_signals() -> Iterator[None]:
             frame = frame.f_back
         raise KeyboardInterrupt
 
-    before = {signum: signal.signal(signum, stop) for signum in (signal.SIGINT, signal.SIGTERM)}
+    before = {signum: signal.signal(signum, stop) for signum in stopping_signals()}
     try:
         yield
     finally:
@@ -229,7 +260,7 @@ def _report(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
         return 0
     if arguments.port is not None:
         raise ConfigError("--port would be ignored without --watch. Add --watch, or remove it.")
-    path = write(arguments.runs, arguments.output, **options)
+    path = write(arguments.runs, arguments.output, say=lambda note: print(f"WARNING    {note}", file=sys.stderr), **options)
     print(f"report     {path}  ({path.stat().st_size / 1e6:.1f} MB)")
     return 0
 
@@ -257,7 +288,11 @@ def _config(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     from topd.errors import ConfigError
 
     if arguments.keys:
-        for key, info in config_file.all_settings():
+        section = arguments.config or ""
+        settings = [(key, info) for key, info in config_file.all_settings() if f"{key}.".startswith(section and f"{section}.")]
+        if not settings:
+            raise ConfigError(f"there is no section or key '{section}'. `topd config --keys` lists all.")
+        for key, info in settings:
             print(f"{key:<36} {config_file.describe(info)}")
         return 0
     if arguments.config is None:
@@ -313,8 +348,8 @@ def _parser() -> argparse.ArgumentParser:
         verb("rescore", _rescore, "Other credit over a run's stored rollouts, without sampling or scoring.", RESCORE_EPILOG)
     )
     resolved = verb("config", _config, "Print the resolved configuration, or the list of all keys.")
-    resolved.add_argument("config", metavar="CONFIG", nargs="?", help=config_help)
-    resolved.add_argument("--keys", action="store_true", help="list every key with its meaning and default")
+    resolved.add_argument("config", metavar="CONFIG", nargs="?", help=f"{config_help}; with --keys: a section")
+    resolved.add_argument("--keys", action="store_true", help="list every key, or those of a section, with meaning and default")
     return parser
 
 

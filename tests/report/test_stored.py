@@ -562,6 +562,19 @@ def test_steps_that_were_deleted_at_the_end_are_named(trained: Path, tmp_path: P
     assert "metrics.jsonl lacks steps 2: they are in no curve and no total" in read_run(tmp_path / "run").problems
 
 
+@pytest.mark.parametrize(("model", "step", "named"), [("teacher", 0, True), ("student", 0, True), ("student", 2, False)])
+def test_evaluations_that_were_deleted_are_named(trained: Path, tmp_path: Path, model: str, step: int, named: bool) -> None:
+    """But the last one, which is missing from its table."""
+    shutil.copytree(trained, tmp_path / "run")
+    path = tmp_path / "run/evals.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    kept = [line for line in lines if (json.loads(line)["model"], json.loads(line)["step"]) != (model, step)]
+    assert len(kept) < len(lines)
+    path.write_text("".join(kept))
+    said = f"evals.jsonl lacks the {model} on held_out at steps {step}"
+    assert (said in read_run(tmp_path / "run").problems) is named
+
+
 def test_a_folder_without_digests_is_read_and_not_called_proven(trained: Path, tmp_path: Path) -> None:
     shutil.copytree(trained, tmp_path / "run")
     assert not read_run(tmp_path / "run").digests.lost

@@ -303,7 +303,7 @@ def test_a_resumed_run_says_what_is_not_there(tmp_path: Path) -> None:
     for name in ("digests.jsonl", "environment.json"):
         (tmp_path / "run" / name).unlink()
     digests, data = begin(run__resume=True)
-    assert digests.startswith("there is no digests.jsonl (an older version wrote this folder, or it was deleted)")
+    assert digests.startswith("there is no digests.jsonl (an older version wrote this folder, or it was lost)")
     assert data == "environment.json is not there: that the data are those of before is not proven"
     assert begin(run__resume=True) == []
     (tmp_path / "run/config.toml").write_text("")

@@ -11,7 +11,7 @@ import gzip
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
@@ -43,9 +43,11 @@ def write(
     *,
     max_tokens: int = MAX_TOKENS,
     steps: Sequence[int] | None = None,
+    say: Callable[[str], object] = lambda note: None,
 ) -> Path:
     """Write the report of some run folders and return where: `output`, or report.html in the folder of a single run, or here.
 
+    `say` is given what the folders lack or what is damaged in them, which the page shows too.
     Raises ConfigError for a folder that holds no run, or an output that cannot be written.
     """
     runs = read_runs(paths)
@@ -58,6 +60,9 @@ def write(
         raise ConfigError(
             f"{target} could not be written: {first_line(error.__cause__ or error)}. Give another with --output."
         ) from error
+    for run in runs:
+        for note in run.notes:
+            say(f"{run.name}: {note}")
     return target
 
 

@@ -73,9 +73,8 @@ class Digests:
         for note in whole:
             self._known.setdefault(note["file"], set()).add(note["sha256"])
         if not whole:
-            self.lost = (
-                f"there is no {NAME} (an older version wrote this folder, or it was deleted): that files are whole is not proven"
-            )
+            there = f"no line of {NAME} can be read" if self.path.exists() else f"there is no {NAME}"
+            self.lost = f"{there} (an older version wrote this folder, or it was lost): that files are whole is not proven"
         elif len(whole) < len(notes):
             self.lost = f"{NAME} has {len(notes) - len(whole)} damaged lines: that what they spoke of is whole is not proven"
         return True

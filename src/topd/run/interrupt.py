@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: an exception at any moment, except inside the few lines that must be done as a whole."""
+"""Ctrl-C, SIGTERM and a closed terminal: an exception at any moment, except inside the few lines that must be done as a whole."""
 
 import signal
 import threading
@@ -11,12 +11,15 @@ class Interrupted(KeyboardInterrupt):
     """The user or the machine asked the run to stop."""
 
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+def stopping_signals() -> tuple[signal.Signals, ...]:
+    """SIGINT, SIGTERM and, unless it is ignored as under nohup, SIGHUP."""
+    hang_up = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
+    return (signal.SIGINT, signal.SIGTERM, *hang_up)
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Inside, SIGINT and SIGTERM raise `Interrupted`; outside, handlers are as before. Only the main thread can set handlers."""
+    """Inside, the stopping signals raise `Interrupted`; outside, handlers are as before. Only the main thread can."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -24,7 +27,7 @@ def interruptible() -> Iterator[None]:
     def stop(signum: int, frame: FrameType | None) -> None:
         raise Interrupted(signal.Signals(signum).name)
 
-    before = {signum: signal.signal(signum, stop) for signum in _SIGNALS}
+    before = {signum: signal.signal(signum, stop) for signum in stopping_signals()}
     try:
         yield
     finally:
@@ -39,7 +42,7 @@ def uninterrupted() -> Iterator[None]:
         yield
         return
     waiting: list[int] = []
-    before = {signum: signal.signal(signum, lambda number, frame: waiting.append(number)) for signum in _SIGNALS}
+    before = {signum: signal.signal(signum, lambda number, frame: waiting.append(number)) for signum in stopping_signals()}
     try:
         yield
     finally:
