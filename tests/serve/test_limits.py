@@ -9,12 +9,13 @@ import tracemalloc
 import httpx2
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from tests.fakes import make_model, make_module
 from tests.serve.serving import running, serving, wait_until
 from tests.serve.test_reload import reload, scores, weights_only
 from tests.serve.test_requests import JSON, refused
-from topd.serve import connection
+from topd.serve import connection, work
 from topd.serve.budget import Budget
 from topd.serve.protocol import MAX_CHOICES, MAX_MESSAGE, MAX_TEXT, ApiError, CompletionRequest, ScoreRequest, read
 
@@ -66,9 +67,10 @@ def test_lists_have_a_longest_length(kind, data, words):
     [
         ("/v1/score", b'{"groups":[' + b"[]," * 5_000_000 + b"0]}", 413, "MB of memory"),
         ("/v1/completions", b'{"prompt":["' + b'a","' * 5000 + b'"]}', 400, "5001 prompts"),
-        ("/v1/completions", b'{"prompt":"' + b"1" * (MAX_TEXT + 1) + b'"}', 400, "characters is longer"),
-        ("/tokenize", b'{"prompt":"' + b"1" * (MAX_TEXT + 1) + b'"}', 400, "characters is longer"),
-        ("/detokenize", b'{"tokens":[' + b"5," * MAX_TEXT + b"5]}", 400, "at most 1048576"),
+        ("/v1/completions", b'{"prompt":"' + b"1" * (MAX_TEXT + 1) + b'"}', 400, "more than 524288 bytes"),
+        ("/tokenize", b'{"prompt":"' + b"1" * (MAX_TEXT + 1) + b'"}', 400, "more than 524288 bytes"),
+        ("/tokenize", ('{"prompt":"' + "\U0001f600" * (MAX_TEXT // 4 + 1) + '"}').encode(), 400, "more than 524288 bytes"),
+        ("/detokenize", b'{"tokens":[' + b"5," * MAX_TEXT + b"5]}", 400, "at most 524288"),
         ("/v1/completions", b'{"prompt":"1","stop":"' + b"a" * 1025 + b'"}', 400, "more than 1024"),
         ("/v1/completions", b'{"prompt":[5],"n":4096,"max_tokens":240,"logprobs":20}', 400, "the answer could take"),
         ("/v1/completions", b'{"prompt":[5],"n":4096,"prompt_logprobs":20,"max_tokens":240}', 400, None),
@@ -84,6 +86,15 @@ def test_what_would_take_much_memory_is_refused(server, path, content, status, w
     assert words in response.json()["error"]["message"]
     assert len(response.content) < 2 * MAX_MESSAGE
     wait_until(lambda: api(running_server).budget.taken == 0)
+
+
+def test_prompts_have_a_longest_length_together(tiny_model, monkeypatch):
+    monkeypatch.setattr(work, "MAX_TOKENS", 10)
+    model = tiny_model("qwen3")
+    assert work.completion_job(CompletionRequest(prompt=[[5] * 5, [5] * 5]), model).prompts
+    with pytest.raises(ApiError, match="more than 10 tokens") as caught:
+        work.completion_job(CompletionRequest(prompt=[[5] * 5, [5] * 6]), model)
+    assert caught.value.status == 413
 
 
 def test_what_a_client_sent_is_repeated_in_part_only(server):
@@ -234,6 +245,22 @@ def test_weights_that_only_overflow_here_and_integers_change_nothing(reloadable,
     assert "torch.int64 in the folder" in refusal(reloadable, weights_only(tmp_path / "whole", whole))
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_weights_of_eight_bits_change_nothing(reloadable, tmp_path, dtype):
+    tensors = dict(make_module("qwen3", seed=1).state_dict())
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].to(dtype)
+    assert f"{dtype} in the folder; hand over floats of 16" in refusal(reloadable, weights_only(tmp_path / "new", tensors))
+
+
+def test_a_weight_in_two_files_changes_nothing(reloadable, tmp_path):
+    tensors = dict(make_module("qwen3", seed=1).state_dict())
+    folder = weights_only(tmp_path / "new", tensors)
+    [first] = folder.iterdir()
+    save_file({"model.norm.weight": tensors["model.norm.weight"] + 1}, folder / "other.safetensors")
+    message = refusal(reloadable, folder)
+    assert message == f"model.norm.weight is in two files, {first.name} and other.safetensors"
+
+
 @pytest.mark.parametrize("content", ["[" * 100_000, "[1]", " " * 1_000_001])
 def test_a_configuration_that_cannot_be_read_changes_nothing(reloadable, tmp_path, content):
     tensors = dict(make_module("qwen3", seed=1).state_dict())
@@ -242,8 +269,9 @@ def test_a_configuration_that_cannot_be_read_changes_nothing(reloadable, tmp_pat
     assert "config.json" in refusal(reloadable, folder) or "cannot be read" in refusal(reloadable, folder)
 
 
-def test_a_path_that_is_too_long_or_circular_is_refused(reloadable, tmp_path):
+def test_a_path_that_is_empty_too_long_or_circular_is_refused(reloadable, tmp_path, monkeypatch):
+    monkeypatch.chdir(weights_only(tmp_path / "here", dict(make_module("qwen3", seed=1).state_dict())))
     (tmp_path / "a").symlink_to(tmp_path / "b")
     (tmp_path / "b").symlink_to(tmp_path / "a")
-    for path in ("x" * 300, "/" + "x/" * 5000, tmp_path / "a"):
+    for path in ("", "x" * 300, "/" + "x/" * 5000, tmp_path / "a"):
         assert "a folder on the server's machine" in refusal(reloadable, path)

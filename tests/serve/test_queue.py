@@ -8,6 +8,7 @@ import pytest
 from tests.fakes import make_prompt, ragged_groups
 from tests.serve.serving import wait_until
 from topd.rollout.engine import SamplingParams
+from topd.serve import work
 from topd.serve.metrics import ServerMetrics
 from topd.serve.protocol import ApiError, CompletionRequest
 from topd.serve.queue import TaskQueue
@@ -171,6 +172,34 @@ def test_a_request_of_many_parts_does_not_hold_up_others(queue):
     assert queue.next() == [small]
     queue.finished()
     assert queue.next() == many[1:2]
+
+
+def test_scoring_is_cut_in_order_and_in_pieces_of_a_batch(monkeypatch):
+    monkeypatch.setattr(work, "SCORING_TOKENS", 20)
+    monkeypatch.setattr(work, "SCORING_ROWS", 2)
+    whole = scoring((2, (6,)), (2, (6, 4)), (3, (1,)), (8, (2, 2, 2, 2, 2)), (9, (20,)), temperature=0.5, top_k=3)
+    pieces = work.scoring_pieces(whole, 1)
+    assert [[(len(g.prompt_ids), *map(len, g.completions)) for g in piece.groups] for piece in pieces] == [
+        [(2, 6), (2, 6, 4)],
+        [(3, 1), (8, 2, 2)],
+        [(8, 2, 2)],
+        [(8, 2)],
+        [(9, 20)],
+    ]
+    assert {(piece.temperature, piece.top_k) for piece in pieces} == {(0.5, 3)}
+    flat = [completion for piece in pieces for group in piece.groups for completion in group.completions]
+    assert flat == [completion for group in whole.groups for completion in group.completions]
+    assert work.scoring_pieces(whole, 1000) == [whole]
+
+
+def test_a_large_score_request_does_not_hold_up_others(queue):
+    large = queue.submit([scoring((2, (10,))) for _ in range(5)])
+    assert queue.next() == large[:1]
+    queue.finished()
+    [small] = queue.submit([scoring((2, (10,)))])
+    assert queue.next() == [small]
+    queue.finished()
+    assert queue.next() == large[1:2]
 
 
 def test_alone_means_one_request_at_a_time():

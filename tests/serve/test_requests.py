@@ -95,6 +95,23 @@ def test_two_servers_in_one_process_count_for_themselves(model):
         assert "/v1/completions" not in httpx2.get(other.replace("/v1", "/metrics")).text
 
 
+# --- keys
+
+
+@pytest.mark.parametrize(
+    ("route", "content", "key"),
+    [
+        ("/v1/score", '{"groups":[{"prompt":[5],"completions":[[6]]}],"groups":[{"prompt":[5],"completions":[[7]]}]}', "groups"),
+        ("/v1/score", '{"groups":[{"prompt":[5],"prompt":[6],"completions":[[6]]}]}', "prompt"),
+        ("/v1/score", '{"temperature":2,"groups":[{"prompt":[5],"completions":[[6]]}],"temperature":2}', "temperature"),
+        ("/v1/completions", '{"prompt":[5],"user":{"a":1,"a":null}}', "a"),
+        ("/tokenize", '{"prompt":"1","model":null,"model":"small"}', "model"),
+    ],
+)
+def test_a_key_that_is_given_twice_is_refused(root, route, content, key):
+    refused(root.post(route, content=content, headers=JSON), 400, words=f"the key {key} is given twice")
+
+
 # --- routes and names
 
 

@@ -1,5 +1,6 @@
 """The numbers of the server are those of models/logprobs.py, whatever the form they are asked for in, and whoever asks beside."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
@@ -8,7 +9,10 @@ import torch
 from safetensors.torch import load as load_safetensors
 
 from tests.fakes import EOS, VOCAB, plain_logprobs, ragged_groups
-from tests.serve.serving import serving
+from tests.serve.serving import running, serving, wait_until
+from tests.serve.test_clients import num_queued
+from topd.models.logprobs import score_groups
+from topd.serve import work, worker
 
 TOLERANCE = dict(atol=1e-5, rtol=1e-5)
 
@@ -202,6 +206,87 @@ def test_many_clients_get_what_each_would_get_alone(client, model):
     for i, (groups, logprobs) in enumerate(zip(batches, found, strict=True)):
         temperature = 0.5 if i % 3 and not i % 2 else 1.0
         torch.testing.assert_close(logprobs, oracle(model, groups, temperature=temperature), **TOLERANCE)
+
+
+# --- in pieces
+
+
+@pytest.fixture
+def in_pieces(monkeypatch):
+    """Requests of more than 64 tokens are cut, and groups of more than two completions."""
+    monkeypatch.setattr(work, "SCORING_TOKENS", 1)
+    monkeypatch.setattr(work, "SCORING_ROWS", 2)
+
+
+MANY = ragged_groups((5, (9, 3, 8)), (40, (2, 30, 4, 5)), (1, (1,)), *[(3, (20,))] * 5)
+
+
+def test_a_large_request_is_scored_in_pieces_as_it_is_at_once(client, model, in_pieces):
+    torch.testing.assert_close(score(client, MANY, temperature=0.7), oracle(model, MANY, temperature=0.7), **TOLERANCE)
+
+
+def test_ranks_of_many_prompts_are_found_in_pieces(client, monkeypatch):
+    rows = [(*g.prompt_ids, *c) for g in MANY for c in g.completions]
+    whole = complete(client, prompt=rows, logprobs=3, prompt_logprobs=2)
+    monkeypatch.setattr(work, "SCORING_TOKENS", 1)
+    for one, other in zip(complete(client, prompt=rows, logprobs=3, prompt_logprobs=2), whole, strict=True):
+        torch.testing.assert_close(echoed(one), echoed(other), **TOLERANCE)
+        for own, before in zip(one["prompt_logprobs"][1:], other["prompt_logprobs"][1:], strict=True):
+            assert [entry["rank"] for entry in own.values()] == [entry["rank"] for entry in before.values()]
+            assert own.keys() == before.keys()
+
+
+def test_others_are_answered_between_the_pieces_of_a_large_request(model, in_pieces, monkeypatch):
+    begun, go_on, done = threading.Event(), threading.Event(), []
+
+    def slow(*args, **settings):
+        begun.set()
+        assert go_on.wait(10)
+        return score_groups(*args, **settings)
+
+    monkeypatch.setattr(worker, "score_groups", slow)
+    with (
+        running(model, max_tokens_per_microbatch=64) as (base, server),
+        httpx2.Client(base_url=base, timeout=30) as client,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        large = pool.submit(score, client, MANY)
+        large.add_done_callback(lambda _: done.append("large"))
+        assert begun.wait(10)
+        small = pool.submit(score, client, MANY[:1], temperature=0.5)
+        small.add_done_callback(lambda _: done.append("small"))
+        wait_until(lambda: len(server.worker.queue._requests) == 2)
+        go_on.set()
+        torch.testing.assert_close(large.result(), oracle(model, MANY), **TOLERANCE)
+    assert done == ["small", "large"]
+
+
+def test_a_client_that_leaves_takes_the_pieces_that_wait_along(model, in_pieces):
+    groups = [dict(prompt=g.prompt_ids, completions=g.completions) for g in MANY]
+    with serving(model, max_tokens_per_microbatch=64, allow_reload=True) as base:
+        httpx2.post(base.replace("/v1", "/pause?mode=wait"), json={})
+        with pytest.raises(httpx2.ReadTimeout):
+            httpx2.post(f"{base}/score", json={"groups": groups}, timeout=0.3)
+        wait_until(lambda: num_queued(base) == 0)
+        httpx2.post(base.replace("/v1", "/resume"), json={})
+        assert "topd_serve_scored_tokens_total 0.0" in httpx2.get(base.replace("/v1", "/metrics")).text
+
+
+def test_pieces_have_the_same_bytes_whoever_asks_beside_if_that_is_asked_for(model, in_pieces):
+    def ask(client, i):
+        return score(client, MANY if i % 2 else MANY[2:])
+
+    with (
+        serving(model, max_tokens_per_microbatch=64, batch_invariant=True) as base,
+        httpx2.Client(base_url=base, timeout=30) as client,
+        ThreadPoolExecutor(6) as pool,
+    ):
+        alone = [ask(client, i) for i in range(2)]
+        for i, together in enumerate(pool.map(lambda i: ask(client, i), range(12))):
+            assert torch.equal(together, alone[i % 2])
+
+
+# --- models
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "gemma3", "llama"])

@@ -3,8 +3,9 @@
 TEXT, WIDE_TEXT = 2, 8
 """Bytes in memory of each byte of text, beside the body itself; wide where one character can make a whole string wide."""
 
-OBJECTS = ((b"{", 240), (b"[", 88), (b",", 40), (b":", 64), (b'"', 32))
-"""Bytes in memory of the object that each character begins or separates, a little more than CPython uses."""
+OBJECTS = ((b"{", 240), (b"[", 88), (b",", 40), (b":", 128), (b'"', 32))
+"""Bytes in memory of the object that each character begins or separates, a little more than CPython uses; pairs are listed
+before they are keyed."""
 
 
 def parsed_bytes(body: bytes | bytearray) -> int:

@@ -34,8 +34,8 @@ from topd.serve.protocol import (
     parse_json,
     read,
 )
-from topd.serve.work import Reload, Work, completion_job, encode, score_work, token_ids
-from topd.serve.worker import Worker
+from topd.serve.work import Reload, Work, completion_job, encode, score_work, scoring_pieces, token_ids
+from topd.serve.worker import Worker, joined
 
 T = TypeVar("T")
 R = TypeVar("R", bound=ApiRequest)
@@ -143,9 +143,9 @@ class _Api:
     async def completions(self, request: Request) -> Response:
         async with self._asked(request, CompletionRequest) as asked:
             job = await self._aside(functools.partial(completion_job, asked, self.model))
-            pieces = [piece for prompt in job.sampling for piece in prompt]
-            results = iter(await self._run(request, [*([job.scoring] if job.scoring else []), *pieces]))
-            scored = next(results) if job.scoring else None
+            scoring = scoring_pieces(job.scoring, self.worker.max_tokens) if job.scoring else []
+            results = iter(await self._run(request, [*scoring, *(piece for prompt in job.sampling for piece in prompt)]))
+            scored = joined(job.scoring, [next(results) for _ in scoring]) if job.scoring else None
             sampled = [[next(results) for _ in prompt] for prompt in job.sampling]
             name = self.settings.name
 
@@ -157,7 +157,7 @@ class _Api:
     async def score(self, request: Request) -> Response:
         async with self._asked(request, ScoreRequest) as asked:
             work = await self._aside(functools.partial(score_work, asked, self.model))
-            [scored] = await self._run(request, [work])
+            scored = joined(work, await self._run(request, scoring_pieces(work, self.worker.max_tokens)))
             body = await self._aside(functools.partial(score_answer, work, scored, name=self.settings.name))
             headers = {"X-Topd-Fingerprint": scored.fingerprint}
             return self._answer(body, media_type="application/x-safetensors", headers=headers)
@@ -187,7 +187,7 @@ class _Api:
             raise ApiError(400, f"method must be reload_weights, found {asked.get('method')}", param="method")
         kwargs = asked.get("kwargs")
         path = kwargs.get("weights_path") if isinstance(kwargs, dict) and len(kwargs) == 1 else None
-        if not isinstance(path, str) or not _is_folder(path):
+        if not isinstance(path, str) or not path or not _is_folder(path):
             raise ApiError(400, "kwargs must be {weights_path: a folder on the server's machine}", param="kwargs")
         return json_response({"results": await self._run(request, [Reload(folder=Path(path))])})
 

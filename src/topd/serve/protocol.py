@@ -25,11 +25,14 @@ MAX_LOGPROBS = 20
 MAX_CHOICES = 4096
 """Prompts times `n` of one request."""
 
-MAX_TEXT = 1 << 20
-"""Characters of a text, or ids, that are tokenized or spelled at once: a tokenizer takes some hundred bytes for each."""
+MAX_TEXT = 1 << 19
+"""UTF-8 bytes of a text, or ids, that are tokenized or spelled at once: a tokenizer takes some hundred bytes for each."""
 
 MAX_STOPS = 1024
 """Stop strings, characters of one, and stop tokens."""
+
+MAX_KEY = 100
+"""Characters of a key that are repeated in an error."""
 
 MAX_MESSAGE = 600
 """Characters of an error; what a client sent is repeated in many."""
@@ -56,9 +59,9 @@ class ApiError(Exception):
 
 
 def parse_json(body: bytes | bytearray) -> dict[str, Any]:
-    """The JSON object in a body. Raises ApiError for what is none, NaN and infinity included."""
+    """The JSON object in a body. Raises ApiError for what is none, and for NaN, infinity and a key that is given twice."""
     try:
-        data = json.loads(body, parse_constant=_refuse_constant)
+        data = json.loads(body, parse_constant=_refuse_constant, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise ApiError(400, f"the body is not valid JSON: {reason}") from error
@@ -69,6 +72,16 @@ def parse_json(body: bytes | bytearray) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    data = dict(pairs)
+    if len(data) < len(pairs):
+        for key, _ in pairs:
+            if key not in data:
+                raise ValueError(f"the key {key[:MAX_KEY]} is given twice")
+            del data[key]
+    return data
 
 
 class ApiRequest(BaseModel):

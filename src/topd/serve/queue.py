@@ -9,10 +9,7 @@ from typing import Any
 
 from topd.serve.metrics import ServerMetrics
 from topd.serve.protocol import ApiError
-from topd.serve.work import SAMPLING_ROWS, Reload, Sampling, Scoring, Work
-
-MAX_TOKENS = 1 << 22
-"""Token ids that may wait (100 to 200 MB of Python integers), and tokens that one request may ask for."""
+from topd.serve.work import MAX_TOKENS, SAMPLING_ROWS, Reload, Sampling, Scoring, Work
 
 LONGEST_RETRY = 30
 """Seconds a client is told to stay away at most."""

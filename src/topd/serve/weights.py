@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ def reload_weights(model: LanguageModel, folder: Path) -> None:
     with ExitStack() as stack:
         try:
             opened: list[Any] = [stack.enter_context(safe_open(file, framework="pt")) for file in files]
-            where = {name: file for file in opened for name in file.keys()}  # noqa: SIM118 - not a mapping
+            where = _where(files, opened)
             tied = _is_tied_after(model, folder, where)
             _check_names_and_shapes(model, where, tied=tied)
             new = {name: file.get_tensor(name) for name, file in where.items()}
@@ -53,6 +54,18 @@ def reload_weights(model: LanguageModel, folder: Path) -> None:
             for name, parameter in _tensors(model).items():
                 if name in new:
                     parameter.copy_(new[name])
+
+
+def _where(files: Sequence[Path], opened: Sequence[Any]) -> dict[str, Any]:
+    """The opened file of every weight. Raises ApiError for a weight that stands in two."""
+    where: dict[str, Any] = {}
+    paths: dict[str, Path] = {}
+    for path, file in zip(files, opened, strict=True):
+        for name in file.keys():  # noqa: SIM118 - not a mapping
+            if name in where:
+                raise ApiError(400, f"{name} is in two files, {paths[name].name} and {path.name}", param="kwargs")
+            where[name], paths[name] = file, path
+    return where
 
 
 def _files(folder: Path) -> list[Path]:
@@ -74,9 +87,14 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _check_finite(model: LanguageModel, new: dict[str, Tensor]) -> None:
-    """Raises ApiError for weights that are no finite floats, also where only the module's precision makes them so."""
+    """Raises ApiError for weights that are no finite floats, also where only the module's precision makes them so.
+
+    Floats of 8 bits or less are refused: they mean something only with scales, which the module does not have.
+    """
     own = _tensors(model)
     for name, tensor in new.items():
+        if tensor.is_floating_point() and tensor.itemsize < 2:
+            raise ApiError(400, f"{name} is {tensor.dtype} in the folder; hand over floats of 16 bits or more", param="kwargs")
         if tensor.is_floating_point() != own[name].is_floating_point():
             raise ApiError(400, f"{name} is {tensor.dtype} in the folder, {own[name].dtype} here", param="kwargs")
         if not torch.isfinite(tensor.to(own[name].dtype)).all():

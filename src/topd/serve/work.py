@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,6 +18,12 @@ MAX_ANSWER_BYTES = 400_000_000
 
 LOGPROB_BYTES, TOKEN_BYTES, ID_BYTES = 300, 80, 16
 """Of a log-prob with its token, a sampled token, and an id of a prompt that is repeated, as Python objects and as JSON."""
+
+MAX_TOKENS = 1 << 22
+"""Token ids that may wait (100 to 200 MB of Python integers), and tokens that one request may ask for."""
+
+SCORING_TOKENS, SCORING_ROWS = 4096, 16
+"""Tokens and completions that are scored without a pause, at least."""
 
 SAMPLING_ROWS = 32
 """Completions that are sampled together. A prompt with a greater `n` is cut into pieces, each with its own prefill."""
@@ -161,7 +167,13 @@ def _prompts(request: CompletionRequest, model: LanguageModel) -> tuple[PromptIn
         raise ApiError(400, "prompt must be a string, strings, token ids or lists of token ids", param="prompt")
     if len(several) * request.n > MAX_CHOICES:
         raise ApiError(400, f"{len(several)} prompts times n = {request.n} is more than {MAX_CHOICES}; split the request")
-    return tuple(_prompt(one, request, model) for one in several)
+    prompts, num_ids = list[PromptInput](), 0
+    for one in several:
+        prompts.append(_prompt(one, request, model))
+        num_ids += len(prompts[-1].token_ids)
+        if num_ids > MAX_TOKENS:
+            raise ApiError(413, f"the prompts have more than {MAX_TOKENS} tokens; split the request", param="prompt")
+    return tuple(prompts)
 
 
 def _prompt(given: str | list[Any], request: CompletionRequest, model: LanguageModel) -> PromptInput:
@@ -227,14 +239,35 @@ def score_work(request: ScoreRequest, model: LanguageModel) -> Scoring:
     return Scoring(groups=tuple(groups), temperature=request.temperature)
 
 
+def scoring_pieces(work: Scoring, max_tokens: int) -> list[Scoring]:
+    """The work in order, in pieces of about `max_tokens` tokens, so that others can take turns.
+
+    A group larger than that is cut by its completions, as micro-batches cut it too: each piece runs the prompt again.
+    """
+    max_tokens = max(max_tokens, SCORING_TOKENS)
+    pieces: list[list[Tokens]] = [[]]
+    size = 0
+    for group in work.groups:
+        num_rows = max(SCORING_ROWS, max_tokens // (len(group.prompt_ids) + max(map(len, group.completions))))
+        for start in range(0, len(group.completions), num_rows):
+            part = group.rows(start, start + num_rows)
+            num_tokens = len(part.prompt_ids) + sum(map(len, part.completions))
+            if size and size + num_tokens > max_tokens:
+                pieces.append([])
+                size = 0
+            pieces[-1].append(part)
+            size += num_tokens
+    return [replace(work, groups=tuple(piece)) for piece in pieces]
+
+
 def encode(text: str, model: LanguageModel, *, add_special_tokens: bool) -> list[int]:
-    """Token ids of a text. Raises ApiError for one that is no Unicode text (half a surrogate pair)."""
-    if len(text) > MAX_TEXT:
-        raise ApiError(400, f"a text of {len(text)} characters is longer than {MAX_TEXT}", param="prompt")
+    """Token ids of a text. Raises ApiError for one that is too long or no Unicode text (half a surrogate pair)."""
     try:
-        text.encode()
+        is_long = len(text) > MAX_TEXT or len(text.encode()) > MAX_TEXT
     except UnicodeEncodeError as error:
         raise ApiError(400, f"the text is not valid Unicode: {error.reason}", param="prompt") from error
+    if is_long:
+        raise ApiError(400, f"a text of {len(text)} characters takes more than {MAX_TEXT} bytes", param="prompt")
     return model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
 

@@ -3,8 +3,9 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -47,6 +48,20 @@ class Sampled:
     fingerprint: str
 
 
+def joined(work: Scoring, pieces: Sequence[Scored]) -> Scored:
+    """What the pieces of `scoring_pieces` gave, as if the work had been done at once."""
+
+    def regrouped(parts: Iterator[T]) -> tuple[tuple[T, ...], ...]:
+        return tuple(tuple(islice(parts, len(group.completions))) for group in work.groups)
+
+    ranked = [piece.ranked for piece in pieces if piece.ranked is not None]
+    return Scored(
+        logprobs=regrouped(part for piece in pieces for parts in piece.logprobs for part in parts),
+        ranked=regrouped(part for piece in ranked for parts in piece for part in parts) if ranked else None,
+        fingerprint=pieces[0].fingerprint,
+    )
+
+
 class Worker:
     """Owns the model: computes what is in the queue, until that is closed. `alone`: one request at a time."""
 
@@ -57,7 +72,7 @@ class Worker:
         self.queue = TaskQueue(metrics, max_requests=max_queue, max_batch_tokens=max_tokens, alone=alone)
         self.fingerprint = fingerprint(model)
         self._metrics = metrics
-        self._max_tokens = max_tokens
+        self.max_tokens = max_tokens
         self._engine = EmbeddedEngine(model, max_concurrent_rollouts=SAMPLING_ROWS)
         self._scoring_due = 0.0
         self._thread = threading.Thread(target=self._loop, name="topd-serve", daemon=True)
@@ -105,7 +120,7 @@ class Worker:
         works = [task.work for task in batch if isinstance(task.work, Scoring)]
         groups = [group for work in works for group in work.groups]
         settings: dict[str, Any] = dict(
-            max_tokens=self._max_tokens,
+            max_tokens=self.max_tokens,
             temperature=works[0].temperature,
             on_tokens=self._step(batch, self._metrics.scored.inc),
         )
@@ -138,7 +153,7 @@ class Worker:
             ranked = ranked_logprobs(
                 self.model,
                 groups,
-                max_tokens=self._max_tokens,
+                max_tokens=self.max_tokens,
                 top_k=top_k,
                 temperature=params.temperature or 1.0,
                 on_tokens=self._step(batch, self._metrics.scored.inc),
