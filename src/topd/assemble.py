@@ -14,6 +14,7 @@ from topd.algorithms.base import Method
 from topd.config import Config, TeacherConfig
 from topd.endpoint.background import Background
 from topd.endpoint.cache import ScoreCache
+from topd.endpoint.meeting import Meeting
 from topd.errors import ConfigError
 from topd.eval.benchmark import Benchmark, load_benchmarks
 from topd.models.device import pick_device, set_threads
@@ -74,6 +75,11 @@ class Parts:
     def teacher_of(self) -> Mapping[str, str]:
         """Domain -> name of its teacher, where there are several."""
         return self.teacher.routes if isinstance(self.teacher, RoutedTeacher) else {}
+
+    @property
+    def served_teachers(self) -> Sequence[EndpointTeacher]:
+        teachers = self.teacher.teachers.values() if isinstance(self.teacher, RoutedTeacher) else [self.teacher]
+        return [teacher for teacher in teachers if isinstance(teacher, EndpointTeacher)]
 
     @property
     def student(self) -> LanguageModel:
@@ -221,6 +227,14 @@ def make_one_teacher(
         max_concurrent_rollouts=max(config.rollout.max_concurrent_rollouts, config.eval.samples_per_problem),
         map_eos=end_token_map(student.eos_token_ids, model.eos_token_ids) if section.map_eos else None,
     )
+
+
+def recognise(parts: Parts, met: Mapping[str, Meeting]) -> dict[str, Meeting]:
+    """Who the served teachers are, by section: as first met, if `met` knows them. Raises ConfigError if one is another now."""
+    for teacher in parts.served_teachers:
+        if teacher.role in met:
+            teacher.recognise(met[teacher.role])
+    return {teacher.role: met.get(teacher.role, teacher.meeting) for teacher in parts.served_teachers}
 
 
 def probe(parts: Parts) -> list[Check]:

@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 import torch
 
-from topd.assemble import Parts, assemble, make_trainer, probe, require
+from topd.assemble import Parts, assemble, make_trainer, probe, recognise, require
 from topd.config import Config
+from topd.endpoint import meeting
 from topd.errors import ConfigError, RunStopped, first_line
 from topd.eval.benchmark import Benchmark, benchmarks_sha256, evaluate_engine, sampling_dtype, sampling_params
 from topd.models.export import export
@@ -43,9 +44,12 @@ def run(config: Config, display: Display | None = None) -> dict[str, Any]:
         display = display or Display()
         trackers = Trackers(config.run.trackers, directory.path, config.model_dump(mode="json"), display.line)
         with naming_memory(), trackers, contextlib.closing(assemble(config, cache_path=directory.path / SCORES)) as parts:
+            met = recognise(parts, meeting.read(directory.teachers, directory.digests))
             checks = probe(parts)
             require(checks)
             lost = directory.begin(config, parts.prompts.sha256(), benchmarks_sha256(parts.benchmarks))
+            if met:
+                meeting.write(directory.teachers, met, directory.digests)
             directory.write_probe([dataclasses.asdict(check) for check in checks])
             vocabulary.write(directory.vocabulary, entries(parts.student), directory.digests.note)
             for warning in [*lost, *(f"{check.name}: {check.detail}" for check in checks if check.warning)]:

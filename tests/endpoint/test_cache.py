@@ -67,13 +67,11 @@ def test_what_a_killed_process_leaves_on_disk_is_found_by_the_next(tmp_path):
     """Without close: the file and its journal, as they are at that moment."""
     killed = ScoreCache(tmp_path / "a" / "scores.sqlite")
     killed.put("t", GROUP, SCORES)
-    assert killed.canary("teacher", SCORES[0]) is not None
     (tmp_path / "b").mkdir()
     for file in (tmp_path / "a").glob("scores.sqlite*"):
         shutil.copy(file, tmp_path / "b")
     after = ScoreCache(tmp_path / "b" / "scores.sqlite")
     assert torch.equal(found(after)[0], SCORES[0])
-    assert torch.equal(after.canary("teacher", SCORES[1]), SCORES[0])
     killed.close()
     after.close()
 
@@ -103,12 +101,6 @@ def test_a_reopened_cache_goes_on_counting_steps(tmp_path):
     cache.step_done()
     assert found(cache) == [None, None]
     cache.close()
-
-
-def test_the_first_canary_of_a_teacher_stays(cache):
-    assert torch.equal(cache.canary("a", SCORES[0]), SCORES[0])
-    assert torch.equal(cache.canary("a", SCORES[1]), SCORES[0])
-    assert torch.equal(cache.canary("b", SCORES[1]), SCORES[1])
 
 
 def test_threads_share_it(cache):
@@ -155,6 +147,27 @@ def test_an_entry_of_another_length_is_not_believed(cache):
     cache.put("t", GROUP, SCORES)
     cache._database.execute("UPDATE scores SET logprobs = zeroblob(2)")
     assert found(cache) == [None, None]
+
+
+@pytest.mark.parametrize("value", ["NULL", "'twentytwentytwenty!!'", "5", "1.5", "CAST(x'ff' AS TEXT)"])
+def test_an_entry_that_is_no_blob_is_not_believed(cache, value):
+    cache.put("t", GROUP, SCORES)
+    cache._database.execute(f"UPDATE scores SET logprobs = {value}")
+    assert found(cache) == [None, None]
+
+
+@pytest.mark.parametrize("value", ["'zz'", "NULL", "x'00'", str(2**63 - 1)])
+def test_a_damaged_count_of_steps_is_begun_anew(tmp_path, value):
+    cache = ScoreCache(tmp_path / "scores.sqlite")
+    cache.put("t", GROUP, SCORES)
+    cache._database.execute(f"UPDATE scores SET generation = {value}")
+    cache.close()
+    cache = ScoreCache(tmp_path / "scores.sqlite")
+    assert torch.equal(found(cache)[0], SCORES[0])
+    for _ in range(KEEP_STEPS):
+        cache.step_done()
+    assert found(cache) == [None, None]
+    cache.close()
 
 
 @pytest.mark.parametrize("byte", [0, 3, -1])

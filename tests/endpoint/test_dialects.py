@@ -1,6 +1,7 @@
 """Every dialect gives the numbers of `score_groups`, or BadAnswer, and nothing else."""
 
 import json
+import tracemalloc
 
 import httpx2
 import pytest
@@ -95,6 +96,43 @@ def test_nothing_is_sent_as_text_and_no_more_is_generated_than_the_server_asks_f
         assert words <= WORDS
         limits = {**request.json, **request.json.get("sampling_params", {})}
         assert {limits.get("max_tokens", limits.get("max_new_tokens", 0))} <= {0, 1}
+
+
+def score_response(**tensors):
+    return httpx2.Response(200, content=save(tensors), request=httpx2.Request("POST", URL))
+
+
+ASKED = [token for group in GROUPS for completion in group.completions for token in completion]
+IDS, NUMBERS = torch.tensor(ASKED), torch.full((len(ASKED),), -1.0)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *({"logprobs": NUMBERS.to(dtype)} for dtype in (torch.float8_e4m3fn, torch.complex64, torch.float64, torch.bfloat16)),
+        *({"logprobs": NUMBERS.to(dtype)} for dtype in (torch.int64, torch.bool)),
+        *({"token_ids": IDS.to(dtype)} for dtype in (torch.float32, torch.float64, torch.int32)),
+        {"logprobs": NUMBERS[:, None]},
+        {"logprobs": NUMBERS[0].clone()},
+        {"token_ids": IDS[:-1].clone()},
+    ],
+    ids=lambda changed: " ".join(f"{name} {tensor.dtype} {[*tensor.shape]}" for name, tensor in changed.items()),
+)
+def test_tensors_of_another_type_or_shape_are_bad(changed):
+    right = {"token_ids": IDS, "logprobs": NUMBERS}
+    assert read_scores(TopdScore(), score_response(**right), GROUPS) == NUMBERS.tolist()
+    with pytest.raises(BadAnswer, match=rf"of torch\.\w+ \[.*\] for {len(ASKED)} tokens"):
+        read_scores(TopdScore(), score_response(**right | changed), GROUPS)
+
+
+def test_a_large_tensor_that_was_not_asked_for_is_refused_before_it_becomes_objects():
+    response = score_response(token_ids=torch.zeros(31_000_000, dtype=torch.uint8), logprobs=NUMBERS)
+    tracemalloc.start()
+    with pytest.raises(BadAnswer, match="token_ids of torch.uint8"):
+        read_scores(TopdScore(), response, GROUPS)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100_000_000
 
 
 def test_an_answer_to_something_else_is_bad(spoken):

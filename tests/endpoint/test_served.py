@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.endpoint import proxy as faults
+from tests.endpoint.clock import Clock
 from tests.endpoint.proxy import proxying
 from tests.endpoint.runs import shorten_pauses
 from tests.fakes import EOS, PAD, make_model, ragged_groups
@@ -169,7 +170,7 @@ class Telling(Replica):
     """Answers everything with `content`."""
 
     async def send(self, request, *, timeout_s=None):
-        return httpx2.Response(200, text=json.dumps(self.content))
+        return httpx2.Response(200, text=json.dumps(self.content), request=httpx2.Request("GET", self.url))
 
 
 TELLING = Telling(NOWHERE, api_key=None, timeout_s=1.0)
@@ -417,6 +418,41 @@ def test_a_form_whose_answers_stay_damaged_gives_way_to_the_next(right, tokenize
         proxy.give(faults.always(broken))
         served = meeting(served_by(proxy.url, tokenizer=tokenizer))
     assert served.dialect.name.startswith("vLLM /v1/completions")
+
+
+class Slow(Telling):
+    """Takes `seconds` for an answer, which is no score in any form; where `busy`, it asks to wait first."""
+
+    seconds, busy = 2.0, False
+
+    def __init__(self):
+        super().__init__(NOWHERE, api_key=None, timeout_s=10.0)
+        self.content = {"data": [{"id": "m"}]}
+        self.asked = []
+
+    async def send(self, request, *, timeout_s=None):
+        self.asked.append(request.path)
+        await asyncio.sleep(self.seconds)
+        if self.busy and self.asked.count(request.path) == 1:
+            raise Busy("come again", 4.0)
+        return await super().send(request)
+
+
+@pytest.mark.parametrize(("patience", "busy"), [(9.0, False), (9.0, True), (3.0, False)])
+def test_the_first_meeting_ends_with_patience_however_many_forms_fail(tokenizer, monkeypatch, patience, busy):
+    clock, replica = Clock(), Slow()
+    monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr("tenacity.time", clock)
+    replica.busy = busy
+
+    async def meet():
+        began = clock.monotonic()
+        with pytest.raises(Fault, match="come again" if busy else r"gives no log-probs of given tokens\. Tried:\n    topd"):
+            await served_by(tokenizer=tokenizer, patience_s=patience)._meet(replica)
+        return clock.monotonic() - began
+
+    assert clock.run(meet()) <= patience + replica.seconds
+    assert replica.asked[:2] == ["/v1/models", "/v1/models" if busy else "/v1/score"]
 
 
 def test_a_server_that_asks_to_wait_longer_than_patience_is_not_waited_for(right, tokenizer):

@@ -10,7 +10,7 @@ import torch
 
 from tests.endpoint import proxy as faults
 from tests.endpoint.proxy import proxying
-from tests.endpoint.runs import assert_same_run, metrics, served_config, train
+from tests.endpoint.runs import assert_same_run, metrics, served_config, shorten_pauses, train
 from tests.fakes import EOS, make_model, make_prompt, ragged_groups
 from tests.serve.serving import serving, wait_until
 from topd import config_file
@@ -234,23 +234,39 @@ def test_scores_of_another_temperature_or_of_other_weights_are_not_taken(make, m
     expected = score_groups(model, GROUPS, max_tokens=4096, temperature=0.7)
     torch.testing.assert_close(flat(warm.score(rollouts(GROUPS))), flat(expected), atol=1e-5, rtol=1e-5)
     assert warm.counts()["cached"] == 0
-    cache.canary = lambda teacher, found: found  # else the run refuses the other model
     with serving(make_model("qwen3-untied", seed=4), name="m") as other:
         changed = make(other, cache=cache)
         changed.score(rollouts(GROUPS))
         assert changed.counts()["cached"] == 0
 
 
-def test_a_run_that_meets_another_form_than_it_began_with_says_so(make, base, tmp_path):
-    cache, student = ScoreCache(tmp_path / "shared.sqlite"), make_model(seed=5)
-    first, again = (make(base, cache=cache).checks(student, asked=True)[0] for _ in range(2))
-    assert (first.warning, again.warning) == (False, False)
-    assert "by topd /v1/score" in first.detail
+def test_a_run_that_meets_another_form_than_it_began_with_says_so(make, base):
+    student, first = make_model(seed=5), make(base)
+    again = make(base)
+    again.recognise(first.meeting)
+    for teacher in (first, again):
+        servers = teacher.checks(student, asked=True)[0]
+        assert (servers.ok, servers.warning) == (True, False)
+        assert "by topd /v1/score" in servers.detail
     with proxying(base, "echo") as proxy:
-        other = make(proxy.url, cache=cache).checks(student, asked=True)[0]
-    assert (other.ok, other.warning) == (True, True)
-    assert "by OpenAI /v1/completions with echo. This run began with topd /v1/score" in other.detail
-    assert "This run began with topd /v1/score" in other.detail
+        other = make(proxy.url)
+        other.recognise(first.meeting)
+        servers = other.checks(student, asked=True)[0]
+    assert (servers.ok, servers.warning) == (True, True)
+    assert "by OpenAI /v1/completions with echo. This run began with topd /v1/score" in servers.detail
+
+
+def test_another_teacher_than_the_run_began_with_is_refused_by_its_numbers_or_its_digest(make, base):
+    teacher = make(base)
+    met = teacher.meeting
+    for changed, said in (
+        ({"canary": [number - 1 for number in met.canary]}, "fixed tokens are off by 1 nats"),
+        ({"canary": met.canary[:1]}, "fixed tokens are off by inf nats"),
+        ({"fingerprint": "0" * 64}, "its weights have another digest"),
+    ):
+        with pytest.raises(ConfigError, match=f"^teacher: the servers answer as another model .*: {said}"):
+            teacher.recognise(met.model_copy(update=changed))
+    teacher.recognise(met.model_copy(update={"fingerprint": None}))
 
 
 def test_a_load_balancer_with_two_models_behind_it_is_refused(make, base):
@@ -332,16 +348,35 @@ def test_a_server_with_another_tokenizer_is_refused_though_its_model_has_the_sam
         assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("fault", [faults.status(404), faults.html, faults.empty, faults.stall], ids=lambda f: f.__name__)
+async def number_as_text(exchange):
+    return faults.Reply(200, b'{"prompt": 5}')
+
+
+WORDLESS = [faults.status(404), faults.status(500), faults.html, faults.empty, faults.stall, number_as_text]
+
+
+@pytest.mark.parametrize("fault", WORDLESS, ids=lambda f: f.__name__)
 def test_a_server_that_does_not_show_its_tokenizer_needs_one_named(tmp_path, fault):
     with serving(batch_invariant=True) as base, proxying(base, "vllm") as proxy:
         proxy.give(faults.always(fault), "text")
-        tree = served_config(tmp_path / "run", proxy.url, teacher__timeout_s=0.5, run__steps=1)
+        tree = served_config(tmp_path / "run", proxy.url, teacher__timeout_s=0.5, teacher__patience_s=0.5, run__steps=1)
         with pytest.raises(ConfigError, match=r"cannot show their tokenizer .*Set teacher\.tokenizer to the folder or hub id"):
             train(tree)
         tree["teacher"]["tokenizer"] = "/no/such/folder"
         with pytest.raises(ConfigError, match=r'teacher\.tokenizer = "/no/such/folder" cannot be loaded'):
             train(tree)
+
+
+@pytest.mark.parametrize(
+    "fault", [faults.status(502), faults.html, faults.status(429, retry_after="0.05")], ids=lambda f: f.__name__
+)
+def test_a_moment_of_disorder_does_not_ask_for_a_tokenizer(make, base, monkeypatch, fault):
+    shorten_pauses(monkeypatch)
+    with proxying(base) as proxy:
+        teacher = make(proxy.url)
+        proxy.give(faults.first(2, fault), "text")
+        assert teacher.checks(make_model(seed=5), asked=True)[1].ok
+        assert proxy.seen["text"] >= 3
 
 
 def test_a_named_tokenizer_stands_in_for_the_servers(tmp_path):

@@ -187,6 +187,29 @@ def test_a_server_that_restarts_with_another_model_stops_the_run_which_goes_on_w
     assert results(tmp_path) == healthy
 
 
+def test_a_resumed_run_knows_its_teacher_whatever_became_of_the_scores(tmp_path, teacher, other, capsys):
+    """A server that tells no digest, so that only the numbers of the first meeting can tell."""
+    folder = tmp_path / "run"
+    with proxying(teacher, "vllm") as right, proxying(other, "vllm") as wrong:
+        train(served_config(folder, right.url, run__steps=1))
+        for file in folder.glob("teacher_scores.sqlite*"):
+            file.unlink()
+        again = served_config(folder, wrong.url, run__steps=2, run__resume=True)
+        with pytest.raises(
+            ConfigError, match="answer as another model than the one this run began with: fixed tokens are off by"
+        ):
+            train(again)
+        met = (folder / "teachers.json").read_text()
+        (folder / "teachers.json").write_text(met.replace("-", "-1", 1))
+        with pytest.raises(ConfigError, match=r"teachers\.json is damaged: it is not what was written .*Put it back"):
+            train(again)
+        (folder / "teachers.json").unlink()
+        capsys.readouterr()
+        train(again | {"teacher": again["teacher"] | {"base_url": [right.url]}})
+    assert "WARNING  teachers.json is not there: that the served teachers are those of before is not" in capsys.readouterr().out
+    assert (folder / "teachers.json").read_text() == met
+
+
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [(faults.reset_before_headers, "models"), (faults.html, "models"), (faults.status(500), "score"), (faults.stall, "score")],

@@ -37,10 +37,8 @@ class ScoreCache:
             self._database.execute("PRAGMA journal_mode = WAL")
             self._database.execute("PRAGMA synchronous = NORMAL")
             self._database.execute("CREATE TABLE IF NOT EXISTS scores (key BLOB PRIMARY KEY, generation INTEGER, logprobs BLOB)")
-            self._database.execute("CREATE TABLE IF NOT EXISTS teachers (name TEXT PRIMARY KEY, canary BLOB)")
-            self._database.execute("CREATE TABLE IF NOT EXISTS forms (name TEXT PRIMARY KEY, form TEXT)")
-            (newest,) = self._database.execute("SELECT max(generation) FROM scores").fetchone()
-            self.generation = newest or 0
+            self._database.execute("UPDATE scores SET generation = 0")  # whatever a damaged file says
+            self.generation = 0
 
     def get(self, identity: str, group: TokenGroup) -> list[Tensor | None]:
         """What is known of a group's completions, in order."""
@@ -48,7 +46,8 @@ class ScoreCache:
             return [self._get(key, len(c)) for key, c in zip(_keys(identity, group), group.completions, strict=True)]
 
     def _get(self, key: bytes, length: int) -> Tensor | None:
-        row = self._database.execute("SELECT logprobs FROM scores WHERE key = ?", (key,)).fetchone()
+        is_blob = "typeof(logprobs) = 'blob'"  # which a damaged one need not be
+        row = self._database.execute(f"SELECT logprobs FROM scores WHERE key = ? AND {is_blob}", (key,)).fetchone()
         if row is None or len(row[0]) != 4 * length + SEAL:  # or an older version's, without a digest
             return None
         numbers, seal = row[0][:-SEAL], row[0][-SEAL:]
@@ -61,20 +60,6 @@ class ScoreCache:
             self._database.execute("BEGIN")
             self._database.executemany("INSERT OR REPLACE INTO scores VALUES (?, ?, ?)", rows)
             self._database.execute("COMMIT")
-
-    def canary(self, teacher: str, found: Tensor) -> Tensor:
-        """What this teacher answered to the canary when the run first met it; `found` becomes that if it is new."""
-        with self._open():
-            self._database.execute("INSERT OR IGNORE INTO teachers VALUES (?, ?)", (teacher, _pack(found)))
-            (stored,) = self._database.execute("SELECT canary FROM teachers WHERE name = ?", (teacher,)).fetchone()
-        return _unpack(stored)
-
-    def form(self, teacher: str, met: str) -> str:
-        """The form in which this teacher was asked when the run first met it; `met` becomes that if it is new."""
-        with self._open():
-            self._database.execute("INSERT OR IGNORE INTO forms VALUES (?, ?)", (teacher, met))
-            (stored,) = self._database.execute("SELECT form FROM forms WHERE name = ?", (teacher,)).fetchone()
-        return str(stored)
 
     def step_done(self) -> None:
         """Forget what belongs to steps whose rollouts are stored."""

@@ -12,8 +12,7 @@ import os
 import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import httpx2
 import torch
@@ -22,11 +21,12 @@ from tenacity import (
     retry_if_exception_type,
     retry_if_not_exception_type,
     stop_after_attempt,
-    stop_after_delay,
+    stop_before_delay,
     wait_random_exponential,
 )
 from torch import Tensor
 
+from topd.endpoint.card import ServedCard, read_cards
 from topd.endpoint.dialects import DIALECTS, Dialect, read_scores
 from topd.endpoint.faults import BadAnswer, Busy, Fault, Forbidden, OtherModel, Refused, Unavailable
 from topd.endpoint.pool import Pool
@@ -39,6 +39,8 @@ CARD_S = 15.0
 """Seconds in which a server that is well lists its models, whatever it computes."""
 MEETING_TRIES = 4
 """How often a server is asked in one form, at the start, before a weaker form is tried."""
+SHOWN = 20
+"""Names in a message."""
 SEVERAL = 8
 """Canaries asked for at the same time, to see whether several servers answer behind one URL."""
 
@@ -48,18 +50,6 @@ log = logging.getLogger("topd.endpoint")
 
 CANARY_TOLERANCE = 0.15
 """Nats, mean difference. Logits of bfloat16 servers move by up to 0.12 with their batch; another model is off by whole nats."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedCard:
-    """What a server says of the model it serves."""
-
-    id: str
-    root: str
-    context_length: int | None
-    fingerprint: str | None
-    """Digest of the weights, where the server tells it (`topd serve`)."""
-    eos_token_ids: tuple[int, ...] | None
 
 
 class ServedModel:
@@ -143,39 +133,44 @@ class ServedModel:
     async def _meet(self, replica: Replica) -> tuple[ServedCard, Dialect, Tensor]:
         """What a replica says of itself, the first form in which it answers, and the canary's log-probs.
 
-        A form is given up at once if it is refused, and after MEETING_TRIES if its answers cannot be used.
+        A form is given up at once if it is refused, and after MEETING_TRIES if its answers cannot be used. What is out of order
+        (a status of 500, silence) ends the meeting: an outage must not choose a weaker form. All of it has `patience_s`.
         """
-        end = time.monotonic() + self.pool.patience_s
-        card = await self._repeatedly(functools.partial(self._read_card, replica), end)
-        refusals = []
+        end = self._end()
+        card = await self.repeatedly(functools.partial(self._read_card, replica, end), end)
+        refusals: list[str] = []
         for dialect in DIALECTS:
+            if refusals and time.monotonic() > end:
+                break
             try:
-                return card, dialect, await self._repeatedly(functools.partial(self._ask, replica, dialect, card.id), end)
+                return card, dialect, await self.repeatedly(functools.partial(self._ask, replica, dialect, card.id, end), end)
             except (Refused, BadAnswer) as fault:
                 refusals.append(f"{dialect.name}: {fault}")
         tried = "\n    ".join(refusals)
         raise Refused(f"{replica.url} gives no log-probs of given tokens. Tried:\n    {tried}")
 
-    async def _repeatedly(self, ask: Callable[[], Awaitable[T]], end: float) -> T:
-        """At the first meeting: what is damaged or out of order for a moment is asked for again, until `end`."""
+    def _end(self) -> float:
+        """Until when, on `time.monotonic`, what begins now may take."""
+        return time.monotonic() + self.pool.patience_s
+
+    async def repeatedly(self, ask: Callable[[], Awaitable[T]], end: float | None = None) -> T:
+        """Outside the pool: what is damaged or out of order for a moment is asked for again, until `end` or for `patience_s`."""
+        seconds = (self._end() if end is None else end) - time.monotonic()
         attempts = AsyncRetrying(
-            stop=stop_after_attempt(MEETING_TRIES) | stop_after_delay(max(0.0, end - time.monotonic())),
+            stop=stop_after_attempt(MEETING_TRIES) | stop_before_delay(max(0.0, seconds)),
             wait=wait_random_exponential(multiplier=0.25, max=2.0),
             retry=retry_if_exception_type((Unavailable, BadAnswer)) & retry_if_not_exception_type(Busy),
             reraise=True,
         )
         return await attempts(ask)
 
-    async def _read_card(self, replica: Replica) -> ServedCard:
+    async def _read_card(self, replica: Replica, end: float | None = None) -> ServedCard:
         seconds = min(CARD_S, replica.timeout_s)
-        response = await self.patiently(replica, Request(path="/v1/models", method="GET"), timeout_s=seconds)
-        try:
-            cards = [_read_card(card) for card in response.json()["data"]]
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-            raise BadAnswer(f"{replica.url}/v1/models is no list of models: {error}") from None
+        response = await self.patiently(replica, Request(path="/v1/models", method="GET"), timeout_s=seconds, end=end)
+        cards = read_cards(replica.url, response.content)
         named = [card for card in cards if self.name in (card.id, card.root)] or (cards if self.name is None else [])
         if len(named) != 1 or not cards:
-            ids = ", ".join(repr(card.id) for card in cards)
+            ids = ", ".join([*(repr(card.id) for card in cards[:SHOWN]), *(["..."] if len(cards) > SHOWN else [])])
             raise Refused(
                 f"{replica.url} serves {ids or 'nothing'}; wanted {self.name_key} = {self.name!r}. Set it to one of them"
             )
@@ -185,9 +180,9 @@ class ServedModel:
         """The canary's log-probs as this very replica gives them now."""
         return await self._ask(replica, self.dialect, self.card.id)
 
-    async def _ask(self, replica: Replica, dialect: Dialect, model: str) -> Tensor:
+    async def _ask(self, replica: Replica, dialect: Dialect, model: str, end: float | None = None) -> Tensor:
         request = dialect.encode([self.canary], model=model, temperature=self._at(dialect))
-        response = await self.patiently(replica, request)
+        response = await self.patiently(replica, request, end=end)
         return torch.tensor(read_scores(dialect, response, [self.canary]))
 
     def _check_same(self, replica: Replica, card: ServedCard, dialect: Dialect, canary: Tensor) -> None:
@@ -272,9 +267,11 @@ class ServedModel:
         state = "is set, but refused" if os.environ.get(self.api_key_env) else "is not set"
         return f"{self.role}: {fault}. The key is read from the environment variable {self.api_key_env}, which {state}."
 
-    async def patiently(self, replica: Replica, request: Request, *, timeout_s: float | None = None) -> httpx2.Response:
-        """`replica.send` outside the pool, for a server that may ask to wait: up to `patience_s` in all."""
-        end = time.monotonic() + self.pool.patience_s
+    async def patiently(
+        self, replica: Replica, request: Request, *, timeout_s: float | None = None, end: float | None = None
+    ) -> httpx2.Response:
+        """`replica.send` outside the pool, for a server that may ask to wait: until `end`, or for `patience_s` in all."""
+        end = self._end() if end is None else end
         while True:
             try:
                 return await replica.send(request, timeout_s=timeout_s)
@@ -296,15 +293,3 @@ def _read_key(role: str, variable: str) -> str | None:
             "header can hold. Export it without them (a key that is read from a file often ends with a line break)."
         )
     return key
-
-
-def _read_card(card: dict[str, Any]) -> ServedCard:
-    own, length = card.get("topd") or {}, card.get("max_model_len")
-    eos = own.get("eos_token_ids")
-    return ServedCard(
-        id=str(card["id"]),
-        root=str(card.get("root") or card["id"]),
-        context_length=None if length is None else int(length),
-        fingerprint=own.get("fingerprint"),
-        eos_token_ids=None if eos is None else tuple(map(int, eos)),
-    )

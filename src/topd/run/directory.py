@@ -2,7 +2,7 @@
 
 config.toml  environment.json  vocabulary.parquet  probe.json  metrics.jsonl  evals.jsonl  rollouts/step_000001.parquet
 updates/step_000001.parquet  checkpoints/step_000010/  model/  summary.json, digests.jsonl of all of them, with a served teacher
-teacher_scores.sqlite, and with run.trackers trackers/
+teachers.json and teacher_scores.sqlite, and with run.trackers trackers/
 """
 
 import fcntl
@@ -51,6 +51,7 @@ class RunDirectory:
         self.vocabulary = path / "vocabulary.parquet"
         self.metrics_log = path / "metrics.jsonl"
         self.evals_log = path / "evals.jsonl"
+        self.teachers = path / "teachers.json"
         self.digests = digests.Digests(path)
 
     def begin(self, config: Config, data_sha256: str, held_out_sha256: str) -> list[str]:
@@ -59,7 +60,8 @@ class RunDirectory:
         Returns what should be there and is not, one sentence each. Raises ConfigError if the run began with other training or
         held-out data.
         """
-        lost = self._lost() if (self.path / "config.toml").is_file() else []
+        served = any(teacher.base_url for teacher in config.teachers_by_name().values())
+        lost = self._lost(served) if (self.path / "config.toml").is_file() else []
         recorded = self.path / "environment.json"
         now = {"data_sha256": data_sha256, "held_out_sha256": held_out_sha256}
         before = self._environment(recorded) if recorded.is_file() else environment() | now
@@ -76,10 +78,15 @@ class RunDirectory:
         write_json(recorded, before, self.digests.note)
         return lost
 
-    def _lost(self) -> list[str]:
-        recorded = self.path / "environment.json"
-        data = [] if recorded.is_file() else [f"{recorded.name} is not there: that the data are those of before is not proven"]
-        return [*([self.digests.lost] if self.digests.lost else []), *data]
+    def _lost(self, served: bool) -> list[str]:
+        """`served`: whether a teacher is."""
+        recorded = {self.path / "environment.json": "data"} | ({self.teachers: "served teachers"} if served else {})
+        lost = [
+            f"{path.name} is not there: that the {what} are those of before is not proven"
+            for path, what in recorded.items()
+            if not path.is_file()
+        ]
+        return [*([self.digests.lost] if self.digests.lost else []), *lost]
 
     def _environment(self, path: Path) -> dict[str, Any]:
         reason = self.digests.difference(path)

@@ -7,20 +7,22 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 
+import torch
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from topd.config import TeacherConfig
 from topd.endpoint.background import Background, all_or_none
 from topd.endpoint.cache import ScoreCache
-from topd.endpoint.faults import Fault, Forbidden, OtherModel
+from topd.endpoint.faults import BadAnswer, Fault, Forbidden, OtherModel
+from topd.endpoint.meeting import Meeting
 from topd.endpoint.replica import Request
 from topd.endpoint.served import CANARY_TOLERANCE, ServedModel
 from topd.errors import ConfigError, RunStopped, first_line
 from topd.models.language_model import LanguageModel
 from topd.models.load import end_tokens, place
 from topd.models.logprobs import TokenGroup, Tokens
-from topd.models.proof import make_canary
+from topd.models.proof import distance, make_canary
 from topd.rollout.served import ServedEngine
 from topd.teacher.fit import check_decoding, check_end_tokens, check_tokenizer, end_token_map
 from topd.teacher.local import mapped
@@ -73,7 +75,6 @@ class EndpointTeacher:
         self.map_eos = self._map_eos()
         self._first_form = self.served.dialect.name
         """Name of the form of the run's first answers."""
-        self._recognise()
 
     @property
     def honours_temperature(self) -> bool:
@@ -98,18 +99,23 @@ class EndpointTeacher:
         card = self.served.card
         return hashlib.sha256(repr((card.id, card.root, card.fingerprint, self.temperature)).encode()).hexdigest()
 
-    def _recognise(self) -> None:
-        """Raise ConfigError if the run began with another model under this name."""
-        if self.cache is None:
-            return
-        name = f"{self.role} {self.served.temperature:g}"
-        self._first_form = self.cache.form(name, self.served.dialect.name)
-        before = self.cache.canary(name, self.served.reference)
-        off = float((before - self.served.reference).abs().mean())
-        if not off <= CANARY_TOLERANCE:
+    @property
+    def meeting(self) -> Meeting:
+        """Who the teacher is, for a run that goes on later."""
+        served = self.served
+        return Meeting(form=served.dialect.name, fingerprint=served.card.fingerprint, canary=served.reference.tolist())
+
+    def recognise(self, before: Meeting) -> None:
+        """Raise ConfigError if the run met another model under this name when it began."""
+        self._first_form = before.form
+        off = distance(torch.tensor(before.canary), self.served.reference)
+        reason = "" if off <= CANARY_TOLERANCE else f"fixed tokens are off by {off:.2g} nats on average"
+        if None not in (before.fingerprint, self.served.card.fingerprint) and before.fingerprint != self.served.card.fingerprint:
+            reason = reason or "its weights have another digest"
+        if reason:
             raise ConfigError(
-                f"{self.role}: the servers answer as another model than the one this run began with: fixed tokens are off by "
-                f"{off:.2g} nats on average. Serve that model again, or start a new run in another run.directory."
+                f"{self.role}: the servers answer as another model than the one this run began with: {reason}. Serve that model "
+                "again, or start a new run in another run.directory."
             )
 
     def _map_eos(self) -> dict[int, int]:
@@ -159,7 +165,7 @@ class EndpointTeacher:
             return check_tokenizer(student, self.tokenizer)
         try:
             return check_decoding(student, self._decode)
-        except (Fault, ValueError, KeyError, TypeError, RecursionError) as error:
+        except Fault as error:
             return Check(
                 name="vocabulary",
                 ok=False,
@@ -171,8 +177,19 @@ class EndpointTeacher:
         replica = next(replica for replica in self.served.pool.replicas if replica.trusted)
         body = {"model": self.served.card.id, "tokens": list(token_ids), "skip_special_tokens": False}
         request = Request(path="/detokenize", json=body)
-        answer = self.background.run(self.served.patiently(replica, request)).json()
-        return str(answer["prompt"] if "prompt" in answer else answer["text"])
+
+        async def ask() -> str:
+            response = await self.served.patiently(replica, request)
+            try:
+                answer = response.json()
+                text = answer["prompt"] if "prompt" in answer else answer["text"]
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                raise BadAnswer(f"an answer that cannot be read ({type(error).__name__}: {error})") from None
+            if not isinstance(text, str):
+                raise BadAnswer("an answer whose text is none")
+            return text
+
+        return self.background.run(self.served.repeatedly(ask))
 
     def _check_end_tokens(self, student: LanguageModel) -> Check:
         ends = self._eos_token_ids()
