@@ -128,7 +128,7 @@ def test_tensors_of_another_type_or_shape_are_bad(changed):
 def test_a_large_tensor_that_was_not_asked_for_is_refused_before_it_becomes_objects():
     response = score_response(token_ids=torch.zeros(31_000_000, dtype=torch.uint8), logprobs=NUMBERS)
     tracemalloc.start()
-    with pytest.raises(BadAnswer, match="token_ids of torch.uint8"):
+    with pytest.raises(BadAnswer, match=r"token_ids of torch\.uint8"):
         read_scores(TopdScore(), response, GROUPS)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
