@@ -92,7 +92,7 @@ def test_paths_settings_and_metrics_that_are_mentioned_exist(page: Path) -> None
             assert f"def {function}(" in (ROOT / file).read_text(), f"{name(page)} mentions {word}"
         elif re.fullmatch(r"[a-z]+\.[a-z_]+(\.[a-z_]+)*", word) and word.split(".")[0] in sections:
             is_section = any(key.startswith(word + ".") for key in settings)
-            is_file = word.endswith((".py", ".toml"))
+            is_file = word.endswith((".py", ".toml", ".json"))
             assert word in settings or is_section or is_file, f"{name(page)} mentions the setting {word}"
         elif word.count("/") == 1 and word.split("/")[0] in {metric.split("/")[0] for metric in NAMES} - {"teacher"}:
             assert word in NAMES or word.endswith((".py", "/")), f"{name(page)} mentions the metric {word}"
