@@ -1,9 +1,12 @@
-"""Fixtures shared by all tests. Nothing here imports topd at module level: pytest's type-checking hook has to come first."""
+"""Fixtures shared by all tests. Nothing here imports topd at module level: the type checks have to come first."""
 
 import pytest
 import torch
 from hypothesis import settings
 
+from tests import type_checks
+
+type_checks.install()
 torch.set_num_threads(1)
 
 settings.register_profile("topd", deadline=None, max_examples=40, derandomize=True, database=None)

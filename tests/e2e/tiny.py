@@ -1,7 +1,9 @@
-"""A configuration small enough to run in a second or two, on the pair that ships with the package."""
+"""A configuration small enough to run in a second or two, on the pair that ships with the package and a few of its problems."""
 
 from pathlib import Path
 from typing import Any
+
+HERE = Path(__file__).parent
 
 
 def tiny_config(directory: Path, **changes: Any) -> dict[str, Any]:
@@ -11,8 +13,8 @@ def tiny_config(directory: Path, **changes: Any) -> dict[str, Any]:
         "teacher": {"name": "builtin:tiny-teacher"},
         "task": {
             "type": "jsonl",
-            "path": "builtin:sums_train.jsonl",
-            "eval_path": "builtin:sums_eval.jsonl",
+            "path": str(HERE / "sums_train.jsonl"),
+            "eval_path": str(HERE / "sums_eval.jsonl"),
             "grader": "exact",
             "answer_pattern": "([^;]+)$",
         },

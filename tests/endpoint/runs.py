@@ -23,7 +23,7 @@ def served_config(directory: Path, *urls: str, **changes: Any) -> dict[str, Any]
         "teacher__max_concurrent_requests": 1,
         "teacher__timeout_s": 2.0,
         "teacher__patience_s": 5.0,
-        "rollout__max_completion_tokens": 12,
+        "rollout__max_completion_tokens": 6,
         "eval__max_problems": 1,
         "eval__samples_per_problem": 1,
         "eval__teacher": False,
@@ -53,9 +53,9 @@ def shorten_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def train(tree: dict[str, Any], at_step: Callable[[int], None] = lambda step: None) -> dict[str, Any]:
-    """`topd.train`, with a function that is told of every step before it begins."""
+    """`topd.train` without the report, with a function that is told of every step before it begins."""
     from topd import config_file
-    from topd.loop import run
+    from topd.loop import Run, run
     from topd.run.progress import Display
 
     class Telling(Display):
@@ -66,7 +66,9 @@ def train(tree: dict[str, Any], at_step: Callable[[int], None] = lambda step: No
             at_step(self.num_steps)
             super().start_step()
 
-    return run(config_file.load(tree), Telling())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Run, "report", lambda self: None)
+        return run(config_file.load(tree), Telling())
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:

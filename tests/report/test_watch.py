@@ -361,21 +361,22 @@ def test_a_signal_before_it_serves_ends_it_quietly_as_well(folder: Path, monkeyp
 @pytest.mark.slow
 def test_a_run_in_training_is_followed_to_its_end(tmp_path: Path, impatient: None) -> None:
     path = tmp_path / "run"
-    (tmp_path / "config.toml").write_text(tomli_w.dumps(tiny_config(path, run__steps=10, eval__max_problems=1)))
+    (tmp_path / "config.toml").write_text(tomli_w.dumps(tiny_config(path, run__steps=5, eval__max_problems=1)))
     seen: dict[str, str] = {}
     training = Topd("train", str(tmp_path / "config.toml"))
     try:
         until(lambda: (path / "config.toml").is_file(), training)
         with serving(path) as ask:
             while training.poll() is None:
-                seen[ask("/state")[2]] = ask()[2]
+                state = ask("/state")[2]
+                seen[state] = ask()[2]
                 time.sleep(0.2)
             assert training.returncode == 0, training.communicate()[0]
-            assert "finished after 10 steps" in ask()[2]
+            assert "finished after 5 steps" in ask()[2]
     finally:
         training.kill()
         training.communicate()
-    steps = [int(found[1]) for page in seen.values() if (found := re.search(r"(\d+) of 10 steps", page))]
+    steps = [int(found[1]) for page in seen.values() if (found := re.search(r"(\d+) of 5 steps", page))]
     assert len(set(steps)) > 1
     assert steps == sorted(steps)
     assert not [page for page in seen.values() if "could not be read (" in page]

@@ -7,15 +7,19 @@ import types
 import pytest
 import torch
 
+from topd.endpoint import replica
 from topd.endpoint.faults import BadAnswer, Unavailable
 from topd.errors import ConfigError
 from topd.models.policy import Policy
 from topd.rollout.nccl import NcclTransport, own_address
 
 
-class Replica:
+class Replica(replica.Replica):
     url = "http://127.0.0.1:8001"
     says: object = types.MappingProxyType({"world_size": 2})
+
+    def __init__(self):
+        """No connection is opened."""
 
     async def send(self, request):
         assert (request.method, request.path) == ("GET", "/get_world_size")

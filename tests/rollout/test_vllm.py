@@ -135,8 +135,8 @@ def test_adapters_on_tied_layers_are_refused_where_a_server_may_keep_them_tied(t
     """vLLM takes one tensor for both. A server that tells a digest of its weights is topd's, which unties them."""
     lora = {"rank": 2, "target_modules": ["embed_tokens"]}
     tree = sampling_config(tmp_path, student.url, student__lora=lora)
-    read = served._read_card
-    monkeypatch.setattr(served, "_read_card", lambda card: replace(read(card), fingerprint=None))
+    read = served.read_cards
+    monkeypatch.setattr(served, "read_cards", lambda url, body: [replace(card, fingerprint=None) for card in read(url, body)])
     with pytest.raises(ConfigError, match=r"student\.lora\.target_modules .* must leave the embedding and the output head alone"):
         train(tree)
     assert hand_overs(student) == 0

@@ -1,6 +1,7 @@
 """A killed run, resumed, leaves the same bytes as one that was never stopped (times, memory and host aside)."""
 
 import json
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -35,6 +36,22 @@ def write_config(folder: Path, **changes: object) -> Path:
     path = folder / "config.toml"
     path.write_text(tomli_w.dumps(tiny_config(folder / "run", **{**STEPS, **changes})))
     return path
+
+
+@pytest.fixture(scope="module")
+def two_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of two steps; treat it as read-only."""
+    import topd
+
+    folder = tmp_path_factory.mktemp("two_steps") / "run"
+    topd.train(tiny_config(folder, run__steps=2))
+    return folder
+
+
+@pytest.fixture
+def finished(two_steps: Path, tmp_path: Path) -> Path:
+    """A copy of it, which may be changed."""
+    return shutil.copytree(two_steps, tmp_path / "run")
 
 
 def wait_for(ready, process: Topd) -> None:
@@ -124,24 +141,22 @@ def test_resume_in_the_middle_of_a_step_continues_with_the_next_update(tmp_path:
     assert results(tmp_path / "stopped") == results(tmp_path / "whole")
 
 
-def test_a_finished_run_resumed_with_more_steps_equals_a_longer_run(tmp_path: Path) -> None:
+def test_a_finished_run_resumed_with_more_steps_equals_a_longer_run(tmp_path: Path, finished: Path) -> None:
     import topd
 
     topd.train(tiny_config(tmp_path / "long", run__steps=3))
-    topd.train(tiny_config(tmp_path / "short", run__steps=2))
-    topd.train(tiny_config(tmp_path / "short", run__steps=3, run__resume=True))
-    short, long = results(tmp_path / "short"), results(tmp_path / "long")
+    topd.train(tiny_config(finished, run__steps=3, run__resume=True))
+    short, long = results(finished), results(tmp_path / "long")
     assert short["metrics"] == long["metrics"]
     assert short["weights"] == long["weights"]
 
 
-def test_fewer_steps_than_already_made_are_refused(tmp_path: Path) -> None:
+def test_fewer_steps_than_already_made_are_refused(finished: Path) -> None:
     import topd
     from topd.errors import ConfigError
 
-    topd.train(tiny_config(tmp_path / "run", run__steps=2))
     with pytest.raises(ConfigError, match=r"run\.steps = 1, but the run"):
-        topd.train(tiny_config(tmp_path / "run", run__steps=1, run__resume=True))
+        topd.train(tiny_config(finished, run__steps=1, run__resume=True))
 
 
 @pytest.mark.parametrize(
@@ -156,26 +171,24 @@ def test_fewer_steps_than_already_made_are_refused(tmp_path: Path) -> None:
         "config.toml",
     ],
 )
-def test_damaged_files_are_named_with_a_remedy(tmp_path: Path, file: str) -> None:
+def test_damaged_files_are_named_with_a_remedy(finished: Path, file: str) -> None:
     import topd
     from topd.errors import ConfigError
 
-    topd.train(tiny_config(tmp_path / "run", run__steps=2))
-    (tmp_path / "run" / file).write_bytes(b"not what it was\n")
+    (finished / file).write_bytes(b"not what it was\n")
     with pytest.raises(ConfigError, match=r"damaged") as caught:
-        topd.train(tiny_config(tmp_path / "run", run__steps=3, run__resume=True))
+        topd.train(tiny_config(finished, run__steps=3, run__resume=True))
     assert file.split("/")[-1] in str(caught.value) or file.split("/")[-2] in str(caught.value)
 
 
-def test_rollouts_of_other_prompts_are_not_taken(tmp_path: Path) -> None:
+def test_rollouts_of_other_prompts_are_not_taken(finished: Path) -> None:
     import topd
     from topd.errors import ConfigError
 
-    topd.train(tiny_config(tmp_path / "run", run__steps=2))
-    rollouts = tmp_path / "run/rollouts"
+    rollouts = finished / "rollouts"
     (rollouts / "step_000003.parquet").write_bytes((rollouts / "step_000001.parquet").read_bytes())
     with pytest.raises(ConfigError, match="does not hold this step's prompts"):
-        topd.train(tiny_config(tmp_path / "run", run__steps=3, run__resume=True))
+        topd.train(tiny_config(finished, run__steps=3, run__resume=True))
 
 
 def test_a_stopped_run_keeps_its_updates(tmp_path: Path) -> None:
