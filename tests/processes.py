@@ -9,7 +9,10 @@ from multiprocessing.connection import Connection
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    ["topd.assemble", "topd.loop", "topd.report.page", "topd.run.checkpoint", "transformers.models.qwen3.modeling_qwen3"]
+    [
+        *("topd.assemble", "topd.loop", "topd.report.page", "topd.run.checkpoint", "topd.serve.server"),
+        *("uvicorn", "transformers.models.qwen3.modeling_qwen3"),
+    ]
 )
 
 
@@ -38,8 +41,9 @@ class Topd:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
-    def wait(self) -> int | None:
-        self._process.join()
+    def wait(self, seconds: float | None = None) -> int | None:
+        """The exit code; None if it has not ended after that time."""
+        self._process.join(seconds)
         return self.returncode
 
     def communicate(self) -> tuple[str, None]:

@@ -83,12 +83,22 @@ def test_rescored_tables_have_names_too(tab, quickstart: Path, tmp_path: Path) -
     check_names(tab)
 
 
-@pytest.mark.parametrize("tab", SIZES, indirect=True, ids=["narrow", "wide"])
-def test_eight_runs_with_long_names(tab, quickstart: Path, tmp_path: Path) -> None:
-    """One legend for all curves; the page does not scroll to the side; the first numbers of the result are on the screen."""
+@pytest.fixture(scope="module")
+def eight(quickstart: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return folders_of_eight(quickstart, tmp_path_factory.mktemp("eight"))
+
+
+@pytest.fixture(scope="module")
+def page_of_eight(eight: list[Path]) -> Path:
     from topd.report.page import write
 
-    opened(tab, write(folders_of_eight(quickstart, tmp_path), tmp_path / "eight.html"))
+    return write(eight, eight[0].parent / "eight.html")
+
+
+@pytest.mark.parametrize("tab", SIZES, indirect=True, ids=["narrow", "wide"])
+def test_eight_runs_with_long_names(tab, page_of_eight: Path) -> None:
+    """One legend for all curves; the page does not scroll to the side; the first numbers of the result are on the screen."""
+    opened(tab, page_of_eight)
     draw_all(tab, most=5)
     width = tab.viewport_size["width"]
     assert tab.evaluate("document.documentElement.scrollWidth") == width
@@ -256,10 +266,10 @@ def test_five_thousand_tokens_change_their_colour_at_once(tab, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("tab", SIZES[:1], indirect=True, ids=["narrow"])
-def test_numbers_under_the_mouse_fit_beside_long_names(tab, quickstart: Path, tmp_path: Path) -> None:
+def test_numbers_under_the_mouse_fit_beside_long_names(tab, eight: list[Path], tmp_path: Path) -> None:
     from topd.report.page import write
 
-    opened(tab, write(folders_of_eight(quickstart, tmp_path)[:3], tmp_path / "three.html"))
+    opened(tab, write(eight[:3], tmp_path / "three.html"))
     plot = tab.locator("#chart-gap .plot")
     plot.scroll_into_view_if_needed()
     tab.locator("#chart-gap .plot[data-ready]").wait_for()

@@ -15,7 +15,7 @@ WORDS = [
     *("--rollout.prompts_per_step", "32"),
     *("--run.steps", "8"),
     *("--eval.max_problems", "64"),
-    *("--eval.samples_per_problem", "8"),
+    *("--eval.samples_per_problem", "4"),
     *("--run.device", "cpu"),
 ]
 TRACKED = (

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from tests.processes import Topd
+
 START_SECONDS = 60
 
 
@@ -83,3 +85,16 @@ def served_process(
                     process.wait(20)
                 except subprocess.TimeoutExpired:
                     process.kill()
+
+
+@contextlib.contextmanager
+def forked_server(model: str = "builtin:tiny-teacher", *args: str) -> Iterator[tuple[str, Topd]]:
+    """The same without the seconds of imports (tests/processes.py): killed at the end, and both outputs are in `stdout`."""
+    process = Topd("serve", model, "--port", "0", *args)
+    try:
+        line = process.stdout.readline()
+        assert line.startswith("serving "), line + process.stdout.read()
+        yield line.split(" on ")[1].split()[0], process
+    finally:
+        process.kill()
+        process.communicate()

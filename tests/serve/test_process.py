@@ -11,7 +11,7 @@ import time
 import httpx2
 import pytest
 
-from tests.serve.serving import served_process, wait_until
+from tests.serve.serving import forked_server, served_process, wait_until
 from topd.cli import main
 from topd.serve.server import bound_socket, url
 
@@ -42,7 +42,7 @@ def test_serves_says_so_and_stops_on_sigterm_with_a_request_in_flight():
 
 @pytest.mark.slow
 def test_stops_on_sigint_and_the_port_is_free_again_at_once():
-    with served_process() as (base, process):
+    with forked_server() as (base, process):
         port = int(base.rsplit(":", 1)[1].removesuffix("/v1"))
         with httpx2.Client() as kept_open:
             kept_open.get(f"{base}/models")
@@ -54,7 +54,7 @@ def test_stops_on_sigint_and_the_port_is_free_again_at_once():
 
 @pytest.mark.slow
 def test_a_second_signal_ends_at_once():
-    with served_process() as (base, process):
+    with forked_server() as (base, process):
         host, port = base.removeprefix("http://").removesuffix("/v1").split(":")
         with socket.create_connection((host, int(port))) as slow:  # a body that never comes keeps the server from stopping
             slow.sendall(b"POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n")

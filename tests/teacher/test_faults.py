@@ -12,7 +12,7 @@ from tests.endpoint import proxy as faults
 from tests.endpoint.proxy import proxying
 from tests.endpoint.runs import assert_same_run, everything_in, metrics, served_config, shorten_pauses, stored, train
 from tests.run.test_resume import results
-from tests.serve.serving import served_process, serving, wait_until
+from tests.serve.serving import forked_server, serving, wait_until
 from topd.cli import main
 from topd.errors import ConfigError, RunStopped
 from topd.teacher.endpoint import EndpointTeacher
@@ -228,11 +228,11 @@ def test_a_server_that_is_killed_and_comes_back_changes_nothing(tmp_path, health
     """SIGKILL with the second step's requests in flight; the same command is started again on the same port."""
     prefetch, revived = EndpointTeacher.prefetch, []
     with contextlib.ExitStack() as stack:
-        base, process = stack.enter_context(served_process("builtin:tiny-teacher", *OPTIONS))
+        base, process = stack.enter_context(forked_server("builtin:tiny-teacher", *OPTIONS))
         port = base.removesuffix("/v1").rpartition(":")[2]
 
         def revive():
-            revived.append(stack.enter_context(served_process("builtin:tiny-teacher", *OPTIONS, "--port", port)))
+            revived.append(stack.enter_context(forked_server("builtin:tiny-teacher", *OPTIONS, "--port", port)))
 
         def prefetch_and_kill(teacher, groups):
             prefetch(teacher, groups)
