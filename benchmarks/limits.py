@@ -2,8 +2,8 @@
 
     python benchmarks/limits.py
 
-Starts `topd serve builtin:tiny-teacher` and reads its peak memory from /proc (Linux). A row is a body of up to 31 MB, sent once
-and then 32 times at the same time, or many connections that do not ask.
+Starts `topd serve builtin:tiny-teacher` anew for every row and reads its peak memory from /proc (Linux). A row is a body of up to
+31 MB, sent once, three times one after the other, or 32 times at the same time; or many connections that do not ask.
 """
 
 import asyncio
@@ -20,6 +20,22 @@ MB = 1_000_000
 HEAD = "POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {size}\r\nConnection: close\r\n\r\n"
 
 
+EMOJI = "\U0001f600".encode()
+TEXT = 1 << 19
+"""The longest text that is tokenized, in bytes."""
+
+
+def text(content: bytes, *, strings: bool = True) -> Callable[[], tuple[str, bytes]]:
+    return lambda: ("/tokenize", b'{"return_token_strs":%b,"prompt":"%b"}' % (b"true" if strings else b"false", content))
+
+
+def largest(user: bytes) -> Callable[[], tuple[str, bytes]]:
+    """All log-probs that one request may ask for."""
+    prompts = b",".join([b"[" + b",".join([b"5,6,7,8"] * 60) + b"]"] * 88)
+    body = b'{"prompt":[%b],"prompt_logprobs":20,"max_tokens":1,"user":"%b"}' % (prompts, user)
+    return lambda: ("/v1/completions", body)
+
+
 def listed(key: str, value: str, size: int, path: str = "/v1/score") -> Callable[[], tuple[str, bytes]]:
     return lambda: (path, (f'{{"{key}":[' + (value + ",") * ((size - 20) // (len(value) + 1)) + value + "]}").encode())
 
@@ -33,23 +49,32 @@ BODIES: dict[str, Callable[[], tuple[str, bytes]]] = {
     "ids, 31 MB": listed("prompt", "12345", 31 * MB, ROWS),
     "short prompts, 31 MB": listed("prompt", "[1]", 31 * MB, ROWS),
     "strings, 31 MB": listed("stop", '"a"', 31 * MB, ROWS),
-    "one text, 31 MB": lambda: ("/tokenize", b'{"prompt":"' + b"1" * (31 * MB) + b'"}'),
-    "one wide text, 31 MB": lambda: ("/tokenize", b'{"prompt":"\\ud83d\\ude00' + b"1" * (31 * MB) + b'"}'),
-    "text of the allowed length": lambda: ("/tokenize", b'{"return_token_strs":true,"prompt":"' + b"1" * (1 << 20) + b'"}'),
+    "one text, 31 MB": text(b"1" * (31 * MB)),
+    "one wide text, 31 MB": text(b"\\ud83d\\ude00" + b"1" * (31 * MB)),
+    "emoji, 31 MB": text(EMOJI * (31 * MB // 4)),
+    "text of the allowed length": text(b"1" * TEXT),
+    "spaces of the allowed length": text(b" " * TEXT),
+    "emoji of the allowed length": text(EMOJI * (TEXT // 4)),
+    "1,048,576 emoji": text(EMOJI * (1 << 20)),
     "nested, 31 MB": lambda: ("/v1/score", b"[" * (31 * MB)),
     "keys, 31 MB": lambda: ("/v1/score", ("{" + ",".join(f'"k{n}":1' for n in range(2_400_000)) + "}").encode()),
     "one long number, 31 MB": lambda: (ROWS, b'{"prompt":[' + b"9" * (31 * MB) + b"]}"),
-    "ids to spell, 4 MB": listed("tokens", "5", 2 * (1 << 20), "/detokenize"),
+    "ids to spell, 1 MB": listed("tokens", "5", 2 * TEXT, "/detokenize"),
     "many log-probs": lambda: (ROWS, b'{"prompt":[5],"n":4096,"max_tokens":240,"logprobs":20,"prompt_logprobs":20}'),
+    "the largest answer": largest(b""),
+    "the largest answer beside a wide text of 30 MB": largest(b"\\ud83d\\ude00" + b"a" * (30 * MB)),
 }
 
 
 async def post(port: int, path: str, body: bytes) -> str:
-    """The status; "cut" where the connection is closed without one."""
+    """The status, after all of the answer; "cut" where the connection is closed without one."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(HEAD.format(path=path, size=len(body)).encode() + body)
-        return (await reader.readline()).decode().split(" ")[1]
+        status = (await reader.readline()).decode().split(" ")[1]
+        while await reader.read(1 << 20):
+            pass
+        return status
     except (OSError, IndexError):
         return "cut"
     finally:
@@ -68,10 +93,13 @@ async def watch(port: int, waits: list[float]) -> None:
         await asyncio.sleep(0.1)
 
 
-async def attack(port: int, path: str, body: bytes, times: int) -> tuple[str, float]:
+async def attack(port: int, path: str, body: bytes, times: int, together: bool) -> tuple[str, float]:
     waits: list[float] = []
     watching = asyncio.create_task(watch(port, waits))
-    statuses = await asyncio.gather(*(post(port, path, body) for _ in range(times)))
+    if together:
+        statuses = await asyncio.gather(*(post(port, path, body) for _ in range(times)))
+    else:
+        statuses = [await post(port, path, body) for _ in range(times)]
     await asyncio.sleep(0.2)
     watching.cancel()
     counted = ", ".join(f"{status} x{count}" for status, count in Counter(statuses).items())
@@ -109,31 +137,33 @@ def idle(port: int, count: int) -> tuple[str, float]:
 
 def main() -> None:
     only = sys.argv[1:]
-    process, port = serve()
     print("| request | times | answers | memory beyond rest (MB) | longest wait of another (s) |")
     print("| --- | --- | --- | --- | --- |")
 
-    def row(name: str, times: int, act: Callable[[], tuple[str, float]]) -> None:
+    for name, make in BODIES.items():
+        if not only or name in only:
+            path, body = make()
+            for times, how in ((1, "once"), (3, "3 in turn"), (32, "32 at once")):
+                row(name, how, functools.partial(run, path=path, body=body, times=times, together=times > 3))
+    if not only:
+        row("idle connections", "1,200", functools.partial(idle, count=1200))
+
+
+def row(name: str, times: str, act: Callable[[int], tuple[str, float]]) -> None:
+    """A line of the table, of a server of its own."""
+    process, port = serve()
+    try:
         Path(f"/proc/{process.pid}/clear_refs").write_text("5")  # the peak begins anew
         rest = memory(process, "VmRSS")
-        answers, wait = act()
+        answers, wait = act(port)
         print(f"| {name} | {times} | {answers} | {memory(process, 'VmHWM') - rest:.0f} | {wait:.2f} |", flush=True)
-
-    try:
-        for name, make in BODIES.items():
-            if only and name not in only:
-                continue
-            path, body = make()
-            for times in (1, 32):
-                row(name, times, functools.partial(run, port, path, body, times))
-        row("idle connections", 1200, functools.partial(idle, port, 1200))
     finally:
         process.terminate()
         process.wait()
 
 
-def run(port: int, path: str, body: bytes, times: int) -> tuple[str, float]:
-    return asyncio.run(attack(port, path, body, times))
+def run(port: int, path: str, body: bytes, times: int, together: bool) -> tuple[str, float]:
+    return asyncio.run(attack(port, path, body, times, together))
 
 
 if __name__ == "__main__":

@@ -16,8 +16,12 @@ from tests.serve.serving import running, serving, wait_until
 from tests.serve.test_reload import reload, scores, weights_only
 from tests.serve.test_requests import JSON, refused
 from topd.serve import connection, work
+from topd.serve.answers import Spelling, completion_answer, to_json
 from topd.serve.budget import Budget
+from topd.serve.metrics import ServerMetrics
 from topd.serve.protocol import MAX_CHOICES, MAX_MESSAGE, MAX_TEXT, ApiError, CompletionRequest, ScoreRequest, read
+from topd.serve.queue import Task
+from topd.serve.worker import Worker
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +99,25 @@ def test_prompts_have_a_longest_length_together(tiny_model, monkeypatch):
     with pytest.raises(ApiError, match="more than 10 tokens") as caught:
         work.completion_job(CompletionRequest(prompt=[[5] * 5, [5] * 6]), model)
     assert caught.value.status == 413
+
+
+def test_what_an_answer_takes_is_estimated_high_enough(tiny_model):
+    """Parts of it are alive at the same time: positions, the answer as objects, and as JSON."""
+    model = tiny_model("qwen3")
+    request = CompletionRequest(prompt=[[5, 6, 7, 8] * 50] * 4, max_tokens=1, prompt_logprobs=20, model="m")
+    job = work.completion_job(request, model)
+    scored = Worker(model, ServerMetrics(), max_queue=1, max_tokens=4096)
+    task = Task(job.scoring, object())
+    scored._run([task])
+    tracemalloc.start()
+    try:
+        sampled = [[] for _ in job.prompts]
+        answer = completion_answer(job, task.future.result(0), sampled, model=model, name="m", spelling=Spelling(model.tokenizer))
+        to_json(answer)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 800 * 21 * work.LOGPROB_BYTES < 2 * peak
 
 
 def test_what_a_client_sent_is_repeated_in_part_only(server):

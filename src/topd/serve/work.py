@@ -13,10 +13,10 @@ from topd.serve.prefixes import SharedPrefixes, share_prefixes
 from topd.serve.protocol import MAX_CHOICES, MAX_STOPS, MAX_TEXT, MIN_TEMPERATURE, ApiError, CompletionRequest, ScoreRequest
 from topd.types import Prompt
 
-MAX_ANSWER_BYTES = 400_000_000
+MAX_ANSWER_BYTES = 250_000_000
 """Memory of an answer while it is made."""
 
-LOGPROB_BYTES, TOKEN_BYTES, ID_BYTES = 300, 80, 16
+LOGPROB_BYTES, TOKEN_BYTES, ID_BYTES = 560, 80, 16
 """Of a log-prob with its token, a sampled token, and an id of a prompt that is repeated, as Python objects and as JSON."""
 
 MAX_TOKENS = 1 << 22
