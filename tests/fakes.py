@@ -1,5 +1,7 @@
 """Makers of tiny models, tokenizers and groups. Everything is small, random but seeded, and on the CPU in float32."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -21,7 +23,8 @@ from transformers import (
 from topd.models.language_model import LanguageModel
 from topd.models.load import wrap
 from topd.models.logprobs import Tokens
-from topd.types import CreditInput, Prompt, Rollout, RolloutGroup, ScoredGroup
+from topd.ragged import Ragged
+from topd.types import Prompt, Rollout, RolloutGroup, ScoredGroup
 
 CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz+="
 VOCAB = 2 + len(CHARACTERS)
@@ -96,6 +99,12 @@ def make_prompt(token_ids: tuple[int, ...], *, name: str = "train/0", answer: st
     return Prompt(id=name, text=text, token_ids=token_ids, answer=answer)
 
 
+def rollout_group(name: str, prompt_ids: tuple[int, ...], completions: Sequence[tuple[int, ...]]) -> RolloutGroup:
+    """A group whose sampled log-probs nobody asks for."""
+    rollouts = (Rollout(token_ids=c, logprobs=torch.zeros(len(c)), finish_reason="stop", text="") for c in completions)
+    return RolloutGroup(prompt=Prompt(id=name, text="", token_ids=prompt_ids), rollouts=tuple(rollouts), policy_version=0)
+
+
 def ragged_groups(*shapes: tuple[int, tuple[int, ...]], seed: int = 0) -> list[Tokens]:
     """Groups of random tokens; every shape is (tokens of the prompt, tokens of each completion)."""
     generator = torch.Generator().manual_seed(seed)
@@ -143,22 +152,32 @@ def _scored(number: int, group: Tokens, generator: torch.Generator) -> ScoredGro
             rollouts=rollouts,
             policy_version=0,
         ),
-        rewards=torch.randint(0, 2, (len(rollouts),), generator=generator).float(),
-        behaviour_logprobs=old,
-        old_logprobs=old,
-        teacher_logprobs=logprobs(),
+        evidence=evidence(
+            torch.randint(0, 2, (len(rollouts),), generator=generator).float(), behaviour=old, old=old, teacher=logprobs()
+        ),
     )
+
+
+def evidence(rewards: Tensor | None = None, **parts: tuple[Tensor, ...] | None) -> Ragged:
+    """Of one group: `behaviour`, `old` and `teacher` log-probs, one tensor per completion."""
+    given = {f"{name}_logprobs": stream for name, stream in parts.items() if stream is not None}
+    shape = Ragged.of([next(iter(given.values()))])
+    rewards = torch.zeros(len(shape.lengths)) if rewards is None else rewards
+    return replace(shape, tokens={name: torch.cat(stream) for name, stream in given.items()}, rollouts={"rewards": rewards})
+
+
+def without_teacher(ragged: Ragged) -> Ragged:
+    """The same evidence without a teacher's."""
+    return replace(ragged, tokens={name: stream for name, stream in ragged.tokens.items() if name != "teacher_logprobs"})
 
 
 def credit_input(
     student: list[list[list[float]]], teacher: list[list[list[float]]], rewards: list[list[float]] | None = None
-) -> CreditInput:
+) -> Ragged:
     """From nested lists, group by group, completion by completion, token by token."""
-    completions = [completion for group in student for completion in group]
-    return CreditInput(
-        lengths=torch.tensor([len(completion) for completion in completions]),
-        group_sizes=torch.tensor([len(group) for group in student]),
-        rewards=torch.tensor([x for group in rewards for x in group]) if rewards else torch.zeros(len(completions)),
-        behaviour_logprobs=torch.tensor([x for completion in completions for x in completion]),
-        teacher_logprobs=torch.tensor([x for group in teacher for completion in group for x in completion]),
-    )
+
+    def of_group(i: int) -> Ragged:
+        grades = torch.tensor(rewards[i]) if rewards else None
+        return evidence(grades, behaviour=tuple(map(torch.tensor, student[i])), teacher=tuple(map(torch.tensor, teacher[i])))
+
+    return Ragged.join([of_group(i) for i in range(len(student))])

@@ -71,7 +71,7 @@ def topd_advantages(
     alpha outside (0, 1]. Source: arXiv 2607.04751, its Algorithm 1; see `topd.algorithms.topd`.
     """
     from topd.algorithms import topd as algorithm
-    from topd.types import CreditInput
+    from topd.ragged import Ragged
 
     _check_group(teacher_logprobs, behaviour_logprobs)
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha <= 1:
@@ -79,13 +79,7 @@ def topd_advantages(
     lengths = [len(part) for part in behaviour_logprobs]
     teacher, behaviour = (torch.cat(list(parts)).detach().cpu().float() for parts in (teacher_logprobs, behaviour_logprobs))
     credit = algorithm.credit(
-        CreditInput(
-            lengths=torch.tensor(lengths),
-            group_sizes=torch.tensor([len(lengths)]),
-            rewards=torch.zeros(len(lengths)),
-            behaviour_logprobs=behaviour,
-            teacher_logprobs=teacher,
-        ),
+        Ragged.of([behaviour_logprobs]).adding(behaviour_logprobs=behaviour, teacher_logprobs=teacher),
         algorithm.Config(alpha=float(alpha)),
     )
     return list(credit.advantages.to(behaviour_logprobs[0].device).split(lengths))

@@ -20,6 +20,7 @@ from topd.eval.benchmark import Benchmark, benchmarks_sha256, evaluate_engine, s
 from topd.models.export import export
 from topd.models.proof import make_probe
 from topd.models.vocabulary import entries
+from topd.ragged import Ragged
 from topd.rollout.ahead import Ahead
 from topd.rollout.engine import Engine, SamplingParams
 from topd.run import checkpoint, rollouts, vocabulary
@@ -32,7 +33,7 @@ from topd.run.trackers import Trackers
 from topd.tasks.prompts import demonstrate
 from topd.teacher.scoring import kept, score
 from topd.trainer.batch import flatten, make_batches
-from topd.types import Credit, CreditInput, Prompt, RolloutGroup, ScoredGroup, TrainBatch
+from topd.types import Credit, Prompt, RolloutGroup, ScoredGroup, TrainBatch
 
 
 def run(config: Config, display: Display | None = None) -> dict[str, Any]:
@@ -118,9 +119,9 @@ class Run:
         scored = self.stored(step, prompts) or self.score(self.sample(step, prompts))  # 2, 3
         flat = flatten(scored)
         credit = self.parts.method.credit(flat)  # 4
-        self.store(step, scored, credit)
+        self.store(step, scored, flat, credit)
         self.sample_ahead(step + 1)
-        batches = self.batches(step, scored, credit)  # 5
+        batches = self.batches(step, scored, flat, credit)  # 5
         self.update(batches)  # 6, 7
         if not self.config.rollout.max_lag:
             self.load_weights()
@@ -183,9 +184,10 @@ class Run:
         shares = {name: teacher.max_dropped_share for name, teacher in self.config.teachers_by_name().items()}
         return kept(groups, scored, max_dropped_share=shares, teacher_of=self.parts.teacher_of)
 
-    def batches(self, step: int, scored: Sequence[ScoredGroup], credit: Credit) -> list[TrainBatch]:
+    def batches(self, step: int, scored: Sequence[ScoredGroup], flat: Ragged, credit: Credit) -> list[TrainBatch]:
         return make_batches(
             scored,
+            flat,
             credit,
             weighting=self.parts.method.weighting,
             minibatch_prompts=self.config.trainer.minibatch_prompts,
@@ -195,7 +197,7 @@ class Run:
 
     def update(self, batches: Sequence[TrainBatch]) -> None:
         """All updates on this rollout batch that are not made yet."""
-        sizes = [len(batch.weights) for batch in batches]
+        sizes = [batch.streams.num_tokens for batch in batches]
         done = len(self.trainer.reports)
         with self.display.phase("update", f"{len(batches)} updates", total=sum(sizes)) as on_tokens:
             on_tokens(sum(sizes[:done]))
@@ -211,17 +213,15 @@ class Run:
             self.display.line(f"WARNING  {path} has no digest: that it is what was sampled is not proven")
         return rollouts.read(path, prompts, self.directory.digests.difference(path))
 
-    def store(self, step: int, scored: Sequence[ScoredGroup], credit: Credit) -> None:
+    def store(self, step: int, scored: Sequence[ScoredGroup], flat: Ragged, credit: Credit) -> None:
         if not self.directory.rollouts(step).is_file():
-            rollouts.write(self.directory.rollouts(step), scored, credit, self.directory.digests.note)
+            rollouts.write(self.directory.rollouts(step), scored, flat, credit, self.directory.digests.note)
 
     def store_updates(self, step: int, batches: Sequence[TrainBatch]) -> None:
         before, note = self.parts.policy.version - len(batches), self.directory.digests.note
         rollouts.write_updates(self.directory.updates(step), batches, self.trainer.reports, policy_version=before, note=note)
 
-    def record(
-        self, step: int, prompts: Sequence[Prompt], scored: Sequence[ScoredGroup], flat: CreditInput, credit: Credit
-    ) -> None:
+    def record(self, step: int, prompts: Sequence[Prompt], scored: Sequence[ScoredGroup], flat: Ragged, credit: Credit) -> None:
         """Write and show the step's metrics; the step is done."""
         row = step_metrics(
             step=step,

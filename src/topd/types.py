@@ -8,18 +8,16 @@ models happens in models/logprobs.py and nowhere else. Units: log-probs in nats,
 The worked example below follows one prompt with two completions through all stages (alpha = 0.2).
 """
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-FinishReason = Literal["stop", "length"]
+from topd.ragged import Ragged
 
-_STREAMS = ("old_logprobs", "advantages", "weights")
+FinishReason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,38 +77,28 @@ class RolloutGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredGroup:
-    """A group with everything credit needs. One tensor per completion, each as long as the completion.
+    """A group with the evidence that credit is made of.
 
-    ScoredGroup(group=RolloutGroup(...),
-        rewards            = tensor([1., 0.]),
-        behaviour_logprobs = (tensor([-0.5, -1.0, -0.2]), tensor([-0.4, -0.1])),
-        old_logprobs       = (tensor([-0.5, -1.0, -0.2]), tensor([-0.4, -0.1])),
-        teacher_logprobs   = (tensor([-0.3, -2.0, -0.2]), tensor([-0.1, -0.6])))
+    ScoredGroup(group=RolloutGroup(...), evidence=Ragged(lengths=[3, 2], group_sizes=[2],
+        rollouts = {"rewards":            [1., 0.]},
+        tokens   = {"behaviour_logprobs": [-0.5, -1.0, -0.2, -0.4, -0.1],
+                    "old_logprobs":       [-0.5, -1.0, -0.2, -0.4, -0.1],
+                    "teacher_logprobs":   [-0.3, -2.0, -0.2, -0.1, -0.6]}))
     """
 
     group: RolloutGroup
-    rewards: Float[Tensor, " rollout"]
-    """Grade of each completion, in [0, 1]; 0 where nothing was graded."""
-    behaviour_logprobs: tuple[Tensor, ...]
-    """The student's side of the reward: computed by the same kind of engine as the teacher's."""
-    old_logprobs: tuple[Tensor, ...]
-    """The trainer's own log-probs before the first update: the denominator of the importance ratio."""
-    teacher_logprobs: tuple[Tensor, ...] | None
+    evidence: Ragged
+    """Of one group. What each stream is stands in `EVIDENCE`."""
     num_grader_errors: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CreditInput:
-    """The scored groups of a step as flat streams: what an algorithm's `credit` sees.
-
-    lengths = [3, 2]; group_sizes = [2]; every `token` stream holds 5 numbers
-    """
-
-    lengths: Int[Tensor, " rollout"]
-    group_sizes: Int[Tensor, " group"]
-    rewards: Float[Tensor, " rollout"]
-    behaviour_logprobs: Float[Tensor, " token"]
-    teacher_logprobs: Float[Tensor, " token"] | None
+EVIDENCE = {
+    "rewards": "[rollout] grade of each completion, in [0, 1]; 0 where nothing was graded",
+    "behaviour_logprobs": "[token] the student's side of the reward: computed by the same kind of engine as the teacher's",
+    "old_logprobs": "[token] the trainer's own before the first update: the denominator of the importance ratio",
+    "teacher_logprobs": "[token] only where a teacher is asked",
+}
+"""The streams of a scored group; log-probs in nats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,51 +117,15 @@ class Credit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainGroup:
-    """One group as the trainer sees it; streams are flat over the tokens of its completions, in order."""
-
-    prompt_id: str
-    prompt_ids: tuple[int, ...]
-    completions: tuple[tuple[int, ...], ...]
-    old_logprobs: Float[Tensor, " token"]
-    advantages: Float[Tensor, " token"]
-    weights: Float[Tensor, " token"]
-    """Share of each token in the loss. Over a mini-batch they sum to 1."""
-
-    def rows(self, start: int, stop: int) -> "TrainGroup":
-        """The same prompt with some of the completions, and their streams."""
-        lengths = [len(completion) for completion in self.completions]
-        begin, end = sum(lengths[:start]), sum(lengths[:stop])
-        streams = {name: getattr(self, name)[begin:end] for name in _STREAMS}
-        return dataclasses.replace(self, completions=self.completions[start:stop], **streams)
-
-    def to(self, device: torch.device) -> "TrainGroup":
-        """The same group with its streams on `device`."""
-        streams = {name: getattr(self, name).to(device) for name in _STREAMS}
-        return dataclasses.replace(self, **streams)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainBatch:
-    """One mini-batch (or a micro-batch cut out of it): whole groups, and the same streams over all of them."""
+    """One mini-batch: whole groups, and what an objective needs of their tokens.
 
-    groups: tuple[TrainGroup, ...]
+    `streams` are the evidence of the groups with `advantages` and `weights`: the share of each token in the loss. Over a
+    mini-batch they sum to 1.
+    """
 
-    @property
-    def old_logprobs(self) -> Float[Tensor, " token"]:
-        return torch.cat([group.old_logprobs for group in self.groups])
-
-    @property
-    def advantages(self) -> Float[Tensor, " token"]:
-        return torch.cat([group.advantages for group in self.groups])
-
-    @property
-    def weights(self) -> Float[Tensor, " token"]:
-        return torch.cat([group.weights for group in self.groups])
-
-    def to(self, device: torch.device) -> "TrainBatch":
-        """The same batch with its streams on `device`."""
-        return TrainBatch(groups=tuple(group.to(device) for group in self.groups))
+    groups: tuple[RolloutGroup, ...]
+    streams: Ragged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

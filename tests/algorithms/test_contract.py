@@ -15,9 +15,9 @@ from topd.config import AlgorithmConfig
 from topd.errors import ConfigError
 from topd.models.logprobs import completion_logprobs
 from topd.models.policy import Policy
+from topd.ragged import Ragged
 from topd.trainer.batch import flatten, make_batches
 from topd.trainer.loss import micro_loss
-from topd.types import CreditInput, TrainBatch
 
 SHAPES = ((3, 5), (1, 4), (6, 2), (2, 2))
 
@@ -40,21 +40,25 @@ def config(algorithm):
 def train_batch(algorithm, config, scored=None, seed=0):
     """All groups as one mini-batch, as the trainer gets it."""
     scored = scored or scored_groups(*SHAPES, seed=seed)
-    credit = algorithm.credit(flatten(scored), config)
+    flat = flatten(scored)
+    credit = algorithm.credit(flat, config)
     (batch,) = make_batches(
-        scored, credit, weighting=algorithm.WEIGHTING, minibatch_prompts=len(scored), epochs=1, seed=(0, "minibatches", 1)
+        scored, flat, credit, weighting=algorithm.WEIGHTING, minibatch_prompts=len(scored), epochs=1, seed=(0, "minibatches", 1)
     )
     return batch
 
 
-def tensors_of(batch):
-    return {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch) if torch.is_tensor(getattr(batch, f.name))}
+def tensors_of(noun):
+    """Of a Credit, or the streams of a Ragged."""
+    fields = {f.name: getattr(noun, f.name) for f in dataclasses.fields(noun)}
+    streams = {**fields.get("tokens", {}), **fields.get("rollouts", {})}
+    return streams | {name: value for name, value in fields.items() if torch.is_tensor(value)}
 
 
 def moved(batch, seed=1, scale=0.5):
     """Log-probs of a policy that has moved away from the old one, so that some tokens are clipped."""
     generator = torch.Generator().manual_seed(seed)
-    return batch.old_logprobs + scale * torch.randn(len(batch.old_logprobs), generator=generator)
+    return batch["old_logprobs"] + scale * torch.randn(batch.num_tokens, generator=generator)
 
 
 # --- the protocol
@@ -64,7 +68,7 @@ def test_module_satisfies_the_protocol(name, algorithm):
     assert isinstance(algorithm, Algorithm)
     assert isinstance(algorithm.NEEDS, frozenset)
     assert algorithm.NEEDS.issubset(get_args(Need))
-    assert list(inspect.signature(algorithm.credit).parameters) == ["batch", "config"]
+    assert list(inspect.signature(algorithm.credit).parameters) == ["evidence", "config"]
     assert list(inspect.signature(algorithm.objective).parameters) == ["logprobs", "batch", "config"]
     assert algorithm.__doc__
 
@@ -115,16 +119,15 @@ def test_credit_is_pure_and_has_the_shape_of_the_tokens(algorithm, config):
 
 
 def test_objective_is_pure_unreduced_and_names_what_is_clipped(algorithm, config):
-    batch = train_batch(algorithm, config)
+    batch = train_batch(algorithm, config).streams
     logprobs = moved(batch)
     before = logprobs.clone()
-    streams = [tensors_of(group) for group in batch.groups]
-    copies = [{key: value.clone() for key, value in stream.items()} for stream in streams]
+    copies = {key: value.clone() for key, value in tensors_of(batch).items()}
     state = torch.get_rng_state()
     (loss, clipped), (again, clipped_again) = (algorithm.objective(logprobs, batch, config) for _ in range(2))
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(logprobs, before)
-    assert all(torch.equal(s[key], c[key]) for s, c in zip(streams, copies, strict=True) for key in c)
+    assert all(torch.equal(tensors_of(batch)[key], value) for key, value in copies.items())
     assert loss.shape == clipped.shape == logprobs.shape
     assert clipped.dtype == torch.bool
     assert torch.isfinite(loss).all()
@@ -133,47 +136,45 @@ def test_objective_is_pure_unreduced_and_names_what_is_clipped(algorithm, config
 
 
 def test_gradient_flows_through_logprobs_only_and_not_where_clipped(algorithm, config):
-    batch = train_batch(algorithm, config)
-    groups = tuple(
-        dataclasses.replace(group, advantages=group.advantages.requires_grad_(), weights=group.weights.requires_grad_())
-        for group in batch.groups
-    )
-    logprobs = moved(batch).requires_grad_()
-    loss, clipped = algorithm.objective(logprobs, TrainBatch(groups=groups), config)
+    batch = train_batch(algorithm, config).streams
+    for stream in batch.tokens.values():
+        stream.requires_grad_()
+    logprobs = moved(batch).detach().requires_grad_()
+    loss, clipped = algorithm.objective(logprobs, batch, config)
     loss.sum().backward()
-    assert all(group.advantages.grad is None and group.weights.grad is None for group in groups)
+    assert all(stream.grad is None for stream in batch.tokens.values())
     assert not clipped.requires_grad
     has_gradient = logprobs.grad != 0
     assert not has_gradient[clipped].any()
-    assert has_gradient[~clipped & (batch.advantages != 0)].all()
+    assert has_gradient[~clipped & (batch["advantages"] != 0)].all()
 
 
 def test_a_tokens_loss_moves_no_other_token(algorithm, config):
-    batch = train_batch(algorithm, config)
-    logprobs = batch.old_logprobs.clone().requires_grad_()
+    batch = train_batch(algorithm, config).streams
+    logprobs = batch["old_logprobs"].clone().requires_grad_()
     loss, _ = algorithm.objective(logprobs, batch, config)
-    picked = int(batch.advantages.abs().argmax())
+    picked = int(batch["advantages"].abs().argmax())
     loss[picked].backward()
     assert logprobs.grad.nonzero().squeeze(-1).tolist() == [picked]
 
 
 def test_objective_is_finite_far_from_the_old_policy(algorithm, config):
-    batch = train_batch(algorithm, config)
+    batch = train_batch(algorithm, config).streams
     for shift in (-50.0, 50.0):
-        loss, _ = algorithm.objective(batch.old_logprobs + shift, batch, config)
+        loss, _ = algorithm.objective(batch["old_logprobs"] + shift, batch, config)
         assert torch.isfinite(loss).all()
 
 
 def test_first_update_has_ratio_exactly_one(algorithm, config):
     if "demonstrations" in algorithm.NEEDS:
         pytest.skip("nothing was sampled: there is no ratio")
-    batch = train_batch(algorithm, config)
-    logprobs = batch.old_logprobs.clone().requires_grad_()
+    batch = train_batch(algorithm, config).streams
+    logprobs = batch["old_logprobs"].clone().requires_grad_()
     loss, clipped = algorithm.objective(logprobs, batch, config)
     loss.sum().backward()
     assert not clipped.any()
-    assert torch.equal(loss.detach(), -batch.advantages)
-    assert torch.equal(logprobs.grad, -batch.advantages)
+    assert torch.equal(loss.detach(), -batch["advantages"])
+    assert torch.equal(logprobs.grad, -batch["advantages"])
 
 
 # --- order
@@ -185,20 +186,19 @@ def nested(values, batch):
     return [[next(parts) for _ in range(size)] for size in batch.group_sizes.tolist()]
 
 
-def permuted(batch: CreditInput, groups: list[int], rows: list[int]) -> CreditInput:
+def permuted(batch: Ragged, groups: list[int], rows: list[int]) -> Ragged:
     """Groups in another order, and the completions of every group (all of one size) in another order."""
 
     def flat(values):
         return torch.cat([nested(values, batch)[g][r] for g in groups for r in rows])
 
-    per_rollout = torch.stack([batch.lengths.float(), batch.rewards], dim=-1).reshape(len(batch.group_sizes), len(rows), 2)
+    per_rollout = torch.stack([batch.lengths.float(), batch["rewards"]], dim=-1).reshape(len(batch.group_sizes), len(rows), 2)
     per_rollout = per_rollout[groups][:, rows].reshape(-1, 2)
-    return CreditInput(
+    return Ragged(
         lengths=per_rollout[:, 0].long(),
         group_sizes=batch.group_sizes[groups],
-        rewards=per_rollout[:, 1],
-        behaviour_logprobs=flat(batch.behaviour_logprobs),
-        teacher_logprobs=flat(batch.teacher_logprobs),
+        tokens={name: flat(stream) for name, stream in batch.tokens.items()},
+        rollouts={"rewards": per_rollout[:, 1]},
     )
 
 
@@ -225,28 +225,28 @@ def test_other_groups_do_not_matter(algorithm, config):
 
 
 def test_weights_of_a_mini_batch_sum_to_one(algorithm, config):
-    batch = train_batch(algorithm, config)
-    assert (batch.weights > 0).all()
-    assert batch.weights.double().sum().item() == pytest.approx(1, abs=1e-6)
+    weights = train_batch(algorithm, config).streams["weights"]
+    assert (weights > 0).all()
+    assert weights.double().sum().item() == pytest.approx(1, abs=1e-6)
 
 
 def test_micro_batches_change_neither_loss_nor_gradient_of_the_objective(algorithm, config):
     """8 rows at once are 4 times 2 rows."""
-    batch = train_batch(algorithm, config)
+    batch = train_batch(algorithm, config).streams
     whole = moved(batch).requires_grad_()
     loss, clipped = algorithm.objective(whole, batch, config)
-    (batch.weights * loss).sum().backward()
+    (batch["weights"] * loss).sum().backward()
 
     cut = whole.detach().clone().requires_grad_()
     total, num_clipped = 0.0, 0
-    for group, part in zip(batch.groups, cut.split([len(group.weights) for group in batch.groups]), strict=True):
-        micro = TrainBatch(groups=(group,))
+    for group, part in enumerate(cut.split(batch.tokens_per_group.tolist())):
+        micro = batch.take([group])
         part_loss, part_clipped = algorithm.objective(part, micro, config)
-        share = (micro.weights * part_loss).sum()
+        share = (micro["weights"] * part_loss).sum()
         share.backward()
         total += share.item()
         num_clipped += int(part_clipped.sum())
-    assert total == pytest.approx((batch.weights * loss).sum().item(), abs=1e-6)
+    assert total == pytest.approx((batch["weights"] * loss).sum().item(), abs=1e-6)
     assert num_clipped == int(clipped.sum())
     torch.testing.assert_close(cut.grad, whole.grad, atol=1e-8, rtol=1e-6)
 
@@ -260,13 +260,14 @@ def test_micro_batches_change_neither_loss_nor_gradient_of_a_model(algorithm, co
         model.module.zero_grad(set_to_none=True)
         total = 0.0
         for part in parts:
-            micro = micro_loss(policy, part, Method(algorithm, config), temperature=1.0)
+            groups, streams = [batch.groups[i] for i in part], batch.streams.take(part)
+            micro = micro_loss(policy, groups, streams, Method(algorithm, config), temperature=1.0)
             micro.loss.backward()
             total += float(micro.loss.detach())
         return total, {name: p.grad for name, p in model.module.named_parameters()}
 
-    loss, gradient = loss_and_gradient([batch])
-    cut_loss, cut_gradient = loss_and_gradient([TrainBatch(groups=(group,)) for group in batch.groups])
+    loss, gradient = loss_and_gradient([range(len(batch.groups))])
+    cut_loss, cut_gradient = loss_and_gradient([[i] for i in range(len(batch.groups))])
     assert cut_loss == pytest.approx(loss, abs=1e-5)
     assert max(float(g.abs().max()) for g in gradient.values()) > 0.1
     for key, expected in gradient.items():
@@ -279,5 +280,4 @@ def with_old_logprobs(model, scored):
         flat = completion_logprobs(model, [scored.group])
     generator = torch.Generator().manual_seed(len(flat))
     flat = flat + 0.1 * torch.randn(len(flat), generator=generator)
-    old = tuple(flat.split([len(completion) for completion in scored.group.completions]))
-    return dataclasses.replace(scored, old_logprobs=old, behaviour_logprobs=old)
+    return dataclasses.replace(scored, evidence=scored.evidence.adding(old_logprobs=flat, behaviour_logprobs=flat))

@@ -10,8 +10,7 @@ from topd.trainer.batch import flatten
 
 
 def graded(*rewards, shapes):
-    data = flatten(scored_groups(*shapes))
-    return dataclasses.replace(data, rewards=torch.tensor(rewards), teacher_logprobs=None)
+    return dataclasses.replace(flatten(scored_groups(*shapes)), tokens={}, rollouts={"rewards": torch.tensor(rewards)})
 
 
 def test_literal():

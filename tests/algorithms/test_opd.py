@@ -21,7 +21,7 @@ def test_student_equal_to_teacher_gives_zero():
 def test_a_completion_needs_no_company():
     assert opd.Config().min_group_size == 1
     data = flatten(scored_groups((4,), (1,)))
-    assert torch.equal(opd.credit(data, opd.Config()).advantages, data.teacher_logprobs - data.behaviour_logprobs)
+    assert torch.equal(opd.credit(data, opd.Config()).advantages, data["teacher_logprobs"] - data["behaviour_logprobs"])
 
 
 def test_every_token_counts_the_same():

@@ -9,8 +9,8 @@ from tests.fakes import credit_input, scored_groups
 from topd import algorithms
 from topd.ops.objective import PerToken
 from topd.ops.weighting import group_token_mean
+from topd.ragged import Ragged
 from topd.trainer.batch import flatten
-from topd.types import TrainBatch, TrainGroup
 
 RATIOS = torch.tensor([1.45, 0.65, 1.45, 0.65])
 SIGNS = torch.tensor([1.0, -1.0, -1.0, 1.0])
@@ -19,11 +19,9 @@ SIGNS = torch.tensor([1.0, -1.0, -1.0, 1.0])
 
 def loss_at(name: str, clip: float) -> tuple[PerToken, torch.Tensor]:
     old = torch.tensor([-1.0, -2.0, -0.5, -3.0])
-    group = TrainGroup(
-        prompt_id="train/0", prompt_ids=(3,), completions=((4, 5), (6, 7)), old_logprobs=old, advantages=SIGNS, weights=old
-    )
+    streams = Ragged.of([((4, 5), (6, 7))]).adding(old_logprobs=old, advantages=SIGNS)
     algorithm = algorithms.load(name)
-    return algorithm.objective(old + RATIOS.log(), TrainBatch(groups=(group,)), algorithm.Config(clip=clip))
+    return algorithm.objective(old + RATIOS.log(), streams, algorithm.Config(clip=clip))
 
 
 def having(key: str) -> list[str]:
@@ -59,7 +57,7 @@ def test_topd_divides_by_no_less_than_the_set_floor(normalize: str) -> None:
 
 
 def test_grpo_divides_by_no_less_than_the_set_floor() -> None:
-    data = dataclasses.replace(flatten(scored_groups((2, 1))), rewards=torch.tensor([1.0, 0.0]))
+    data = dataclasses.replace(flatten(scored_groups((2, 1))), rollouts={"rewards": torch.tensor([1.0, 0.0])})
     grpo = algorithms.load("grpo")
     assert grpo.credit(data, grpo.Config(std_floor=5.0)).advantages.tolist() == pytest.approx([0.1, 0.1, -0.1])
 

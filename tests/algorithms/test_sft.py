@@ -15,10 +15,10 @@ def test_every_demonstrated_token_is_wanted_equally():
 def test_weighted_loss_is_the_mean_cross_entropy():
     scored = scored_groups((3,), (1,))
     credit = sft.credit(flatten(scored), sft.Config())
-    (batch,) = make_batches(scored, credit, weighting=sft.WEIGHTING, minibatch_prompts=2, epochs=1, seed=(0,))
+    (batch,) = make_batches(scored, flatten(scored), credit, weighting=sft.WEIGHTING, minibatch_prompts=2, epochs=1, seed=(0,))
     logprobs = torch.tensor([-1.0, -2.0, -3.0, -6.0], requires_grad=True)
-    token_loss, clipped = sft.objective(logprobs, batch, sft.Config())
-    loss = (batch.weights * token_loss).sum()
+    token_loss, clipped = sft.objective(logprobs, batch.streams, sft.Config())
+    loss = (batch.streams["weights"] * token_loss).sum()
     loss.backward()
     assert loss.item() == 3.0  # (1 + 2 + 3 + 6) / 4
     assert logprobs.grad.tolist() == [-0.25] * 4

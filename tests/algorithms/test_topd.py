@@ -77,7 +77,7 @@ def test_every_combination_of_keys_runs_and_is_finite(reward, returns, normalize
     config = topd.Config(reward=reward, returns=returns, normalize=normalize)
     for data in (batch((3, 5, 1), (1, 4), (6, 2)), batch((1, 1)), batch((1,))):
         credit = topd.credit(data, config)
-        assert credit.advantages.shape == credit.token_rewards.shape == data.behaviour_logprobs.shape
+        assert credit.advantages.shape == credit.token_rewards.shape == data["behaviour_logprobs"].shape
         assert torch.isfinite(credit.advantages).all()
         if normalize == "none" and returns == "immediate":
             assert torch.equal(credit.advantages, credit.token_rewards)
@@ -118,7 +118,7 @@ def test_plain_log_ratio_without_returns_and_normalisation_is_opd():
 def test_credit_is_made_of_log_probs_alone():
     """No outcome reward: other grades give the same credit."""
     data = batch((3, 5), (1, 4))
-    graded = dataclasses.replace(data, rewards=data.rewards + torch.tensor([1.0, -2.0, 3.0, 0.5]))
+    graded = dataclasses.replace(data, rollouts={"rewards": data["rewards"] + torch.tensor([1.0, -2.0, 3.0, 0.5])})
     assert torch.equal(topd.credit(data, topd.Config()).advantages, topd.credit(graded, topd.Config()).advantages)
 
 
@@ -128,10 +128,12 @@ def test_the_objective_is_the_clipped_surrogate_and_nothing_else():
     for scale in (0.0, 1.0):
         credit = topd.credit(flatten(data), topd.Config())
         credit = dataclasses.replace(credit, advantages=scale * credit.advantages)
-        [trained] = make_batches(data, credit, weighting=topd.WEIGHTING, minibatch_prompts=2, epochs=1, seed=(0,))
-        moved = trained.old_logprobs + torch.linspace(-0.5, 0.5, len(trained.old_logprobs))
-        loss, _ = topd.objective(moved, trained, topd.Config())
-        pairs = zip(moved.tolist(), trained.old_logprobs.tolist(), trained.advantages.tolist(), strict=True)
+        options = {"weighting": topd.WEIGHTING, "minibatch_prompts": 2, "epochs": 1, "seed": (0,)}
+        [trained] = make_batches(data, flatten(data), credit, **options)
+        old, advantages = trained.streams["old_logprobs"], trained.streams["advantages"]
+        moved = old + torch.linspace(-0.5, 0.5, len(old))
+        loss, _ = topd.objective(moved, trained.streams, topd.Config())
+        pairs = zip(moved.tolist(), old.tolist(), advantages.tolist(), strict=True)
         expected = [-min(math.exp(new - old) * a, min(max(math.exp(new - old), 0.8), 1.2) * a) for new, old, a in pairs]
         assert loss.tolist() == pytest.approx(expected, abs=1e-5)
 

@@ -3,7 +3,7 @@ import torch
 
 from tests.fakes import EOS, KINDS, VOCAB, make_model, plain_logprobs, ragged_groups
 from topd.models import logprobs as models_logprobs
-from topd.models.logprobs import Tokens, completion_logprobs, microbatches, ranked_logprobs, score_groups
+from topd.models.logprobs import Tokens, completion_logprobs, microbatches, ranked_logprobs, rows_of, score_groups
 from topd.models.policy import recompute_layers
 from topd.ops import logprobs as ops_logprobs
 
@@ -234,6 +234,7 @@ def test_microbatches_keep_groups_of_like_length_together_and_respect_the_limit(
     groups = ragged_groups((2, (4, 4)), (2, (3, 1)), (2, (6,)), (2, (2, 2, 2)))
     batches = list(microbatches(groups, 24))
     # longest first: 1 row * (2 + 6) = 8, with the next group 3 rows * 8 = 24; then 2 rows * 5 = 10, and 5 * 5 would not fit
+    batches = [rows_of(groups, pieces) for pieces in batches]
     assert batches == [[groups[2], groups[0]], [groups[1]], [groups[3]]]
     for batch in batches:
         rows = sum(len(g.completions) for g in batch)
@@ -242,7 +243,7 @@ def test_microbatches_keep_groups_of_like_length_together_and_respect_the_limit(
 
 def test_a_group_that_does_not_fit_is_cut_by_rows_in_order():
     [group] = ragged_groups((2, (4, 4, 3, 4, 1)))
-    pieces = [piece for batch in microbatches([group], 12) for piece in batch]  # 12 // (2 + 4) = 2 rows
+    pieces = [piece for batch in microbatches([group], 12) for piece in rows_of([group], batch)]  # 12 // (2 + 4) = 2 rows
     assert [len(piece.completions) for piece in pieces] == [2, 2, 1]
     assert tuple(c for piece in pieces for c in piece.completions) == group.completions
     assert len(list(microbatches([group], 1))) == 5  # one row is always allowed

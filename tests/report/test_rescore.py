@@ -376,12 +376,12 @@ def test_commands_of_the_page_run(run: Path, capsys: pytest.CaptureFixture[str])
 
 def test_nothing_of_the_streams_is_changed(vector: Path) -> None:
     """`credit` is pure, so both settings see the same tokens."""
-    from topd.report.rescoring.recredit import credit_input
+    from topd.report.rescoring.recredit import evidence
 
     step = read_run(vector).step(1)
     assert step is not None
-    flat = credit_input(step)
+    flat = evidence(step)
     assert flat.lengths.tolist() == [3, 2]
     assert flat.group_sizes.tolist() == [2]
-    assert torch.equal(flat.behaviour_logprobs, torch.tensor([-0.5, -1.0, -0.2, -0.4, -0.1]))
-    assert torch.equal(flat.teacher_logprobs, torch.tensor([-0.3, -2.0, -0.2, -0.1, -0.6]))
+    assert torch.equal(flat["behaviour_logprobs"], torch.tensor([-0.5, -1.0, -0.2, -0.4, -0.1]))
+    assert torch.equal(flat["teacher_logprobs"], torch.tensor([-0.3, -2.0, -0.2, -0.1, -0.6]))

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.e2e.tiny import tiny_config
-from tests.fakes import scored_groups
+from tests.fakes import scored_groups, without_teacher
 from tests.run.test_rollouts_read import credit_of
 from topd import config_file
 from topd.assemble import assemble, make_trainer
@@ -23,6 +23,7 @@ from topd.run import checkpoint, rollouts, vocabulary
 from topd.run.digests import Digests
 from topd.run.directory import RunDirectory, open_run
 from topd.run.summary import gaps
+from topd.trainer.batch import flatten
 
 FILES = ("policy.safetensors", "optimizer.safetensors", "reports.safetensors", "state.json", checkpoint.MARKER)
 
@@ -101,7 +102,7 @@ def groups():
 def step(directory: RunDirectory, groups) -> Path:
     """The stored rollouts of step 1."""
     path = directory.rollouts(1)
-    rollouts.write(path, groups, credit_of(groups), directory.digests.note)
+    rollouts.write(path, groups, flatten(groups), credit_of(groups), directory.digests.note)
     return path
 
 
@@ -174,10 +175,11 @@ def test_a_column_that_is_not_there_is_named(step: Path, groups) -> None:
 
 
 def test_rollouts_without_a_teacher_have_none(tmp_path: Path, groups) -> None:
-    untaught = [dataclasses.replace(scored, teacher_logprobs=None) for scored in groups]
-    rollouts.write(tmp_path / "s.parquet", untaught, credit_of(untaught))
+    untaught = [dataclasses.replace(scored, evidence=without_teacher(scored.evidence)) for scored in groups]
+    rollouts.write(tmp_path / "s.parquet", untaught, flatten(untaught), credit_of(untaught))
     change(tmp_path / "s.parquet", "teacher_logprobs", 0, None)
-    assert [s.teacher_logprobs for s in rollouts.read(tmp_path / "s.parquet", [g.group.prompt for g in groups])] == [None, None]
+    read = rollouts.read(tmp_path / "s.parquet", [g.group.prompt for g in groups])
+    assert not any("teacher_logprobs" in scored.evidence for scored in read)
 
 
 ENTRIES = [(0, b"a", False), (1, b"\xff", True)]

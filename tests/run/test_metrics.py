@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from tests.fakes import evidence
 from topd.run.catalogue import METRICS, NAMES, VOLATILE
 from topd.run.metrics import step_metrics
 from topd.trainer.batch import flatten
@@ -22,10 +23,12 @@ def group(name: str, *, rewards: list[float], sampled: list[list[float]], taught
     )
     return ScoredGroup(
         group=RolloutGroup(prompt=Prompt(id=name, text="", token_ids=(1,)), rollouts=rollouts, policy_version=0),
-        rewards=torch.tensor(rewards),
-        behaviour_logprobs=streams,
-        old_logprobs=tuple(s + 0.01 for s in streams),
-        teacher_logprobs=tuple(torch.tensor(values) for values in taught),
+        evidence=evidence(
+            torch.tensor(rewards),
+            behaviour=streams,
+            old=tuple(s + 0.01 for s in streams),
+            teacher=tuple(torch.tensor(values) for values in taught),
+        ),
         num_grader_errors=1,
     )
 
@@ -221,7 +224,7 @@ def test_several_epochs_train_on_more_tokens_than_were_sampled() -> None:
 
 def test_where_sampled_log_probs_were_taken_over_the_mismatch_is_that_of_the_first_update() -> None:
     scored = group("a", rewards=[1.0], sampled=[[-1.0, -2.0]], taught=[[-1.0, -2.0]])
-    taken_over = dataclasses.replace(scored, old_logprobs=scored.behaviour_logprobs)
+    taken_over = dataclasses.replace(scored, evidence=scored.evidence.adding(old_logprobs=scored.evidence["behaviour_logprobs"]))
     reports = [report(0.0, [0.2, 0.2], [False] * 2), report(0.0, [0.9, 0.9], [False] * 2)]
     row = one_group_row([1.0, 1.0], groups=[taken_over], reports=reports)
     assert row["policy/mismatch_kl"] == pytest.approx(math.expm1(0.2) - 0.2, rel=1e-5)

@@ -6,10 +6,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from tests.fakes import scored_groups
+from tests.fakes import rollout_group, scored_groups
+from topd.ragged import Ragged
 from topd.run import rollouts
-from topd.trainer.batch import make_batches
-from topd.types import Credit, TrainBatch, TrainGroup, UpdateReport
+from topd.trainer.batch import flatten, make_batches
+from topd.types import Credit, TrainBatch, UpdateReport
 
 SHAPES = ((3, 2), (1, 4), (2, 2, 5))
 
@@ -23,7 +24,13 @@ def batches(epochs: int, minibatch_prompts: int = 2) -> list[TrainBatch]:
         return torch.full((int(lengths.sum()),), 1 / int(lengths.sum()))
 
     return make_batches(
-        groups, credit, weighting=weighting, minibatch_prompts=minibatch_prompts, epochs=epochs, seed=(0, "batches", 1)
+        groups,
+        flatten(groups),
+        credit,
+        weighting=weighting,
+        minibatch_prompts=minibatch_prompts,
+        epochs=epochs,
+        seed=(0, "batches", 1),
     )
 
 
@@ -73,7 +80,7 @@ def test_the_numbers_are_those_of_the_reports_in_order(tmp_path: Path) -> None:
             for i, completion in enumerate(group.completions):
                 row = next(rows)
                 end = at + len(completion)
-                assert (row["prompt_id"], row["rollout"], row["update"]) == (group.prompt_id, i, number)
+                assert (row["prompt_id"], row["rollout"], row["update"]) == (group.prompt.id, i, number)
                 assert row["importance_ratios"] == pytest.approx(of_update.log_ratio[at:end].exp().tolist(), rel=1e-6)
                 assert row["clipped"] == of_update.clipped[at:end].tolist()
                 at = end
@@ -83,14 +90,13 @@ def test_the_numbers_are_those_of_the_reports_in_order(tmp_path: Path) -> None:
 
 def test_a_worked_example(tmp_path: Path) -> None:
     stream = torch.zeros(3)
-    group = TrainGroup(
-        prompt_id="a", prompt_ids=(1,), completions=((5, 6), (7,)), old_logprobs=stream, advantages=stream, weights=stream
-    )
+    group = rollout_group("a", (1,), ((5, 6), (7,)))
+    streams = Ragged.of([group.completions]).adding(old_logprobs=stream, advantages=stream, weights=stream)
     log_ratio = torch.tensor([0.0, 2.0, 0.5]).log()
     seen = UpdateReport(
         loss=0.0, grad_norm=0.0, learning_rate=0.0, log_ratio=log_ratio, clipped=torch.tensor([False, True, False])
     )
-    rows = written(tmp_path / "new/folder/step.parquet", [TrainBatch(groups=(group,))], [seen], before=6)
+    rows = written(tmp_path / "new/folder/step.parquet", [TrainBatch(groups=(group,), streams=streams)], [seen], before=6)
     assert rows == [
         {"prompt_id": "a", "rollout": 0, "update": 7, "importance_ratios": [0.0, 2.0], "clipped": [False, True]},
         {"prompt_id": "a", "rollout": 1, "update": 7, "importance_ratios": [0.5], "clipped": [False]},

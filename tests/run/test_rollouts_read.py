@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.fakes import scored_groups
+from tests.fakes import evidence, scored_groups, without_teacher
 from topd.errors import ConfigError
 from topd.run import rollouts
 from topd.trainer.batch import flatten
@@ -32,8 +32,8 @@ def distinct(number: int, scored: ScoredGroup) -> ScoredGroup:
     prompt = dataclasses.replace(scored.group.prompt, answer=f"answer {number}", domain=f"domain {number}")
     group = dataclasses.replace(scored.group, prompt=prompt, rollouts=rollouts, policy_version=7 + number)
     rewards = torch.arange(len(rollouts)) / 8 + number / 2
-    streams = {name: stream(of) for of, name in enumerate(STREAMS, 1)}
-    return dataclasses.replace(scored, group=group, rewards=rewards, num_grader_errors=number, **streams)
+    streams = {name.removesuffix("_logprobs"): stream(of) for of, name in enumerate(STREAMS, 1)}
+    return dataclasses.replace(scored, group=group, evidence=evidence(rewards, **streams), num_grader_errors=number)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def groups() -> list[ScoredGroup]:
 
 @pytest.fixture
 def path(tmp_path: Path, groups: list[ScoredGroup]) -> Path:
-    rollouts.write(tmp_path / "step.parquet", groups, credit_of(groups))
+    rollouts.write(tmp_path / "step.parquet", groups, flatten(groups), credit_of(groups))
     return tmp_path / "step.parquet"
 
 
@@ -57,12 +57,13 @@ def test_every_stream_is_read_from_its_own_column(path: Path, groups: list[Score
     assert len(found) == len(groups)
     for one, other in zip(found, groups, strict=True):
         for name in STREAMS:
-            assert [part.tolist() for part in getattr(one, name)] == [part.tolist() for part in getattr(other, name)], name
+            assert one.evidence[name].tolist() == other.evidence[name].tolist(), name
         for mine, theirs in zip(one.group.rollouts, other.group.rollouts, strict=True):
             assert mine.logprobs.tolist() == theirs.logprobs.tolist()
             assert (mine.token_ids, mine.finish_reason, mine.text) == (theirs.token_ids, theirs.finish_reason, theirs.text)
-        assert one.rewards.tolist() == other.rewards.tolist()
-        assert one.rewards.dtype == torch.float32
+        assert one.evidence["rewards"].tolist() == other.evidence["rewards"].tolist()
+        assert one.evidence["rewards"].dtype == torch.float32
+        assert one.evidence.lengths.tolist() == other.evidence.lengths.tolist()
         assert (one.num_grader_errors, one.group.policy_version) == (other.num_grader_errors, other.group.policy_version)
         assert one.group.prompt is other.group.prompt
 
@@ -74,13 +75,13 @@ def test_every_stream_is_written_to_the_column_of_its_name(path: Path, groups: l
     for scored in groups:
         for i, rollout in enumerate(scored.group.rollouts):
             row, end = next(rows), at + len(rollout.token_ids)
-            expected = {name: getattr(scored, name)[i] for name in STREAMS} | {"rollout_logprobs": rollout.logprobs}
+            expected = {name: scored.evidence.by_rollout(name)[i] for name in STREAMS} | {"rollout_logprobs": rollout.logprobs}
             expected |= {name: getattr(credit, name)[at:end] for name in ("token_rewards", "returns", "advantages")}
             assert {name: row[name] for name in expected} == {name: part.tolist() for name, part in expected.items()}
             prompt = scored.group.prompt
             assert (row["prompt_id"], row["answer"], row["domain"]) == (prompt.id, prompt.answer, prompt.domain)
             assert (row["prompt"], tuple(row["prompt_ids"])) == (prompt.text, prompt.token_ids)
-            assert row["reward"] == float(scored.rewards[i])
+            assert row["reward"] == float(scored.evidence["rewards"][i])
             at = end
     assert next(rows, None) is None
 
@@ -95,8 +96,8 @@ def test_groups_come_in_the_order_of_the_prompts_without_those_that_were_dropped
 
 
 def test_without_a_teacher_nothing_is_made_up(tmp_path: Path, groups: list[ScoredGroup]) -> None:
-    untaught = [dataclasses.replace(scored, teacher_logprobs=None) for scored in groups]
-    rollouts.write(tmp_path / "step.parquet", untaught, credit_of(untaught))
+    untaught = [dataclasses.replace(scored, evidence=without_teacher(scored.evidence)) for scored in groups]
+    rollouts.write(tmp_path / "step.parquet", untaught, flatten(untaught), credit_of(untaught))
     found = rollouts.read(tmp_path / "step.parquet", [scored.group.prompt for scored in untaught])
-    assert [scored.teacher_logprobs for scored in found] == [None, None]
-    assert [part.tolist() for part in found[1].old_logprobs] == [part.tolist() for part in groups[1].old_logprobs]
+    assert not any("teacher_logprobs" in scored.evidence for scored in found)
+    assert found[1].evidence["old_logprobs"].tolist() == groups[1].evidence["old_logprobs"].tolist()

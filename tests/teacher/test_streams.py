@@ -92,13 +92,12 @@ def test_streams_by_kind(by: str, taught_by: str | None, recomputed: bool, behav
         plain = [plain_logprobs(model.module, group.prompt_ids, c, temperature=TEMPERATURE) for c in group.completions]
         own = [part.tolist() for part in plain] if recomputed else sampled(group)
         for name, expected in (("old", own), ("behaviour", sampled(group) if behaviour == "sampled" else own)):
-            for part, wanted in zip(getattr(scored, f"{name}_logprobs"), expected, strict=True):
+            for part, wanted in zip(scored.evidence.by_rollout(f"{name}_logprobs"), expected, strict=True):
                 assert part.tolist() == pytest.approx(wanted, abs=1e-5), name
         if taught_by is None:
-            assert scored.teacher_logprobs is None
+            assert "teacher_logprobs" not in scored.evidence
         else:
-            assert scored.teacher_logprobs is not None
-            assert values(scored.teacher_logprobs) == [[-0.25] * len(c) for c in group.completions]
+            assert values(scored.evidence.by_rollout("teacher_logprobs")) == [[-0.25] * len(c) for c in group.completions]
 
 
 def test_what_other_weights_sampled_is_dropped_and_nothing_else() -> None:

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 
+from tests.fakes import evidence
 from topd.ops.weighting import group_token_mean
 from topd.trainer.batch import flatten, make_batches
 from topd.types import Credit, Prompt, Rollout, RolloutGroup, ScoredGroup
@@ -16,10 +17,7 @@ def scored(number: int) -> ScoredGroup:
     rollouts = tuple(Rollout(token_ids=(number,) * len(p), logprobs=p, finish_reason="stop", text="") for p in parts)
     return ScoredGroup(
         group=RolloutGroup(prompt=Prompt(id=f"train/{number}", text="", token_ids=(9,)), rollouts=rollouts, policy_version=0),
-        rewards=torch.tensor([1.0, 0.0]),
-        behaviour_logprobs=parts,
-        old_logprobs=parts,
-        teacher_logprobs=None,
+        evidence=evidence(torch.tensor([1.0, 0.0]), behaviour=parts, old=parts),
     )
 
 
@@ -31,56 +29,58 @@ CREDIT = Credit(advantages=torch.arange(float(NUM_TOKENS)), token_rewards=ZEROS,
 
 def batches(**changes: object):
     options = {"weighting": group_token_mean, "minibatch_prompts": 2, "epochs": 1, "seed": (0, "minibatches", 1), **changes}
-    return make_batches(GROUPS, CREDIT, **options)
+    return make_batches(GROUPS, flatten(GROUPS), CREDIT, **options)
 
 
 def test_flat_streams_keep_the_order() -> None:
     flat = flatten(GROUPS)
     assert flat.lengths.tolist() == [1, 1, 2, 1, 3, 1, 4, 1]
     assert flat.group_sizes.tolist() == [2, 2, 2, 2]
-    assert flat.behaviour_logprobs[:5].tolist() == [0.0, -0.5, -1.0, -1.0, -0.5]
-    assert flat.teacher_logprobs is None
+    assert flat["behaviour_logprobs"][:5].tolist() == [0.0, -0.5, -1.0, -1.0, -0.5]
+    assert "teacher_logprobs" not in flat
 
 
 def test_credit_sees_the_behaviour_and_the_ratio_the_old_log_probs() -> None:
     """They differ where sampling is less precise than training."""
-    behaviour = tuple(part - 10 for part in GROUPS[1].old_logprobs)
-    taught = tuple(part - 20 for part in GROUPS[1].old_logprobs)
-    group = dataclasses.replace(GROUPS[1], behaviour_logprobs=behaviour, teacher_logprobs=taught)
+    old = GROUPS[1].evidence["old_logprobs"]
+    moved = GROUPS[1].evidence.adding(behaviour_logprobs=old - 10, teacher_logprobs=old - 20)
+    group = dataclasses.replace(GROUPS[1], evidence=moved)
     flat = flatten([group])
-    assert flat.behaviour_logprobs.tolist() == [-11.0, -11.0, -10.5]
-    assert flat.teacher_logprobs is not None
-    assert flat.teacher_logprobs.tolist() == [-21.0, -21.0, -20.5]
-    assert flatten([group, GROUPS[2]]).teacher_logprobs is None
+    assert flat["behaviour_logprobs"].tolist() == [-11.0, -11.0, -10.5]
+    assert flat["teacher_logprobs"].tolist() == [-21.0, -21.0, -20.5]
+    assert "teacher_logprobs" not in flatten([group, GROUPS[2]])
     credit = Credit(advantages=torch.tensor([1.0, 2.0, 3.0]), token_rewards=torch.zeros(3), returns=torch.ones(3))
-    [batch] = make_batches([group], credit, weighting=group_token_mean, minibatch_prompts=1, epochs=1, seed=(0,))
-    assert batch.old_logprobs.tolist() == [-1.0, -1.0, -0.5]
-    assert batch.advantages.tolist() == [1.0, 2.0, 3.0]
+    [batch] = make_batches([group], flat, credit, weighting=group_token_mean, minibatch_prompts=1, epochs=1, seed=(0,))
+    assert batch.streams["old_logprobs"].tolist() == [-1.0, -1.0, -0.5]
+    assert batch.streams["advantages"].tolist() == [1.0, 2.0, 3.0]
 
 
 def test_every_group_once_per_epoch_in_a_new_order() -> None:
-    ids = [[group.prompt_id for group in batch.groups] for batch in batches(epochs=2)]
+    ids = [[group.prompt.id for group in batch.groups] for batch in batches(epochs=2)]
     assert len(ids) == 4
     assert all(len(batch) == 2 for batch in ids)
     first, second = ids[0] + ids[1], ids[2] + ids[3]
     assert sorted(first) == sorted(second) == [f"train/{number}" for number in range(4)]
-    assert batches()[0].groups[0].prompt_id == first[0]
+    assert batches()[0].groups[0].prompt.id == first[0]
 
 
 def test_streams_stay_with_their_tokens() -> None:
     starts = {"train/0": 0.0, "train/1": 2.0, "train/2": 5.0, "train/3": 9.0}
-    for group in (group for batch in batches() for group in batch.groups):
-        number = int(group.prompt_id[-1])
-        assert group.advantages.tolist() == [starts[group.prompt_id] + i for i in range(number + 2)]
-        assert group.old_logprobs.tolist() == [-float(number)] * (number + 1) + [-0.5]
-        assert group.completions == ((number,) * (number + 1), (number,))
+    for batch in batches():
+        streams = zip(batch.groups, batch.streams.by_group("advantages"), batch.streams.by_group("old_logprobs"), strict=True)
+        for group, advantages, old in streams:
+            number = int(group.prompt.id[-1])
+            assert advantages.tolist() == [starts[group.prompt.id] + i for i in range(number + 2)]
+            assert old.tolist() == [-float(number)] * (number + 1) + [-0.5]
+            assert group.completions == ((number,) * (number + 1), (number,))
 
 
 @pytest.mark.parametrize("minibatch_prompts", [1, 2, 4])
 def test_weights_sum_to_one_and_groups_weigh_the_same(minibatch_prompts: int) -> None:
     for batch in batches(minibatch_prompts=minibatch_prompts):
-        assert float(batch.weights.sum()) == pytest.approx(1, abs=1e-6)
-        assert all(float(group.weights.sum()) == pytest.approx(1 / minibatch_prompts, abs=1e-6) for group in batch.groups)
+        assert float(batch.streams["weights"].sum()) == pytest.approx(1, abs=1e-6)
+        shares = batch.streams.by_group("weights")
+        assert all(float(share.sum()) == pytest.approx(1 / minibatch_prompts, abs=1e-6) for share in shares)
 
 
 def test_after_dropped_groups_mini_batches_are_as_equal_as_can_be() -> None:
@@ -89,11 +89,13 @@ def test_after_dropped_groups_mini_batches_are_as_equal_as_can_be() -> None:
     tokens = sum(number + 2 for number in range(5))
     zeros = torch.zeros(tokens)
     credit = Credit(advantages=zeros, token_rewards=zeros, returns=zeros)
-    made = make_batches(groups, credit, weighting=group_token_mean, minibatch_prompts=4, epochs=1, seed=(0, "minibatches", 1))
+    made = make_batches(
+        groups, flatten(groups), credit, weighting=group_token_mean, minibatch_prompts=4, epochs=1, seed=(0, "minibatches", 1)
+    )
     assert [len(batch.groups) for batch in made] == [3, 2]
 
 
 def test_every_epoch_has_its_own_order() -> None:
     made = batches(epochs=5, minibatch_prompts=1)
-    orders = {tuple(batch.groups[0].prompt_id for batch in made[start : start + 4]) for start in range(0, 20, 4)}
+    orders = {tuple(batch.groups[0].prompt.id for batch in made[start : start + 4]) for start in range(0, 20, 4)}
     assert len(orders) > 2

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.fakes import make_model, make_module, plain_logprobs, ragged_groups
+from tests.fakes import make_model, make_module, plain_logprobs, ragged_groups, rollout_group
 from tests.trainer.test_step import batch, largest_difference, parts, weights_of
 from topd import algorithms
 from topd.assemble import make_trainer
@@ -14,8 +14,9 @@ from topd.config import TrainerConfig
 from topd.errors import RunStopped
 from topd.models.logprobs import completion_logprobs
 from topd.models.policy import Policy
+from topd.ragged import Ragged
 from topd.trainer.step import Trainer
-from topd.types import TrainBatch, TrainGroup
+from topd.types import TrainBatch
 
 TEMPERATURE, CLIP, NORM, DECAY, BETAS, RATE = 0.7, 0.3, 0.5, 0.1, (0.8, 0.95), 1e-3
 RATES = [RATE, RATE * 2 / 3]
@@ -26,30 +27,25 @@ def minibatch(seed: int) -> TrainBatch:
     """Two groups with advantages of both signs, and old log-probs that are off by more than the clip for some tokens."""
     generator = torch.Generator().manual_seed(seed)
     module = make_module()
-    groups = []
+    groups, parts_of = [], []
     for number, tokens in enumerate(ragged_groups((4, (5, 2)), (2, (3, 6)), seed=seed)):
         with torch.no_grad():
             own = torch.cat([plain_logprobs(module, tokens.prompt_ids, c, temperature=TEMPERATURE) for c in tokens.completions])
         streams = [torch.randn(len(own), generator=generator) for _ in range(2)]
-        groups.append(
-            TrainGroup(
-                prompt_id=f"train/{number}",
-                prompt_ids=tokens.prompt_ids,
-                completions=tokens.completions,
-                old_logprobs=own + streams[0],
-                advantages=streams[1],
-                weights=torch.full((len(own),), 1 / (2 * len(own))),
-            )
-        )
-    return TrainBatch(groups=tuple(groups))
+        weights = torch.full((len(own),), 1 / (2 * len(own)))
+        groups.append(rollout_group(f"train/{number}", tokens.prompt_ids, tokens.completions))
+        shape = Ragged.of([tokens.completions])
+        parts_of.append(shape.adding(old_logprobs=own + streams[0], advantages=streams[1], weights=weights))
+    return TrainBatch(groups=tuple(groups), streams=Ragged.join(parts_of))
 
 
 def plain_loss(module: torch.nn.Module, trained: TrainBatch) -> torch.Tensor:
     """The weighted sum of -min(r A, clip(r) A), token by token; both bounds and the free part must occur."""
     total, sides = torch.zeros(()), set()
-    for group in trained.groups:
+    by_group = zip(*(trained.streams.by_group(name) for name in ("old_logprobs", "advantages", "weights")), strict=True)
+    for group, numbers in zip(trained.groups, by_group, strict=True):
         found = torch.cat([plain_logprobs(module, group.prompt_ids, c, temperature=TEMPERATURE) for c in group.completions])
-        streams = zip(found, group.old_logprobs, group.advantages, group.weights, strict=True)
+        streams = zip(found, *numbers, strict=True)
         for logprob, old, advantage, weight in streams:
             ratio = (logprob - old).exp()
             bounded = ratio.clamp(1 - CLIP, 1 + CLIP)
@@ -109,7 +105,7 @@ def test_two_updates_are_those_of_a_plain_loop(max_tokens: int) -> None:
 
 def test_the_ratio_is_taken_at_the_temperature_of_the_rollouts(tmp_path: Path) -> None:
     made, trained = parts(tmp_path, rollout__temperature=0.6), batch()
-    expected = completion_logprobs(made.student, trained.groups, temperature=0.6).detach() - trained.old_logprobs
+    expected = completion_logprobs(made.student, trained.groups, temperature=0.6).detach() - trained.streams["old_logprobs"]
     report = make_trainer(made).update(trained)
     torch.testing.assert_close(report.log_ratio, expected, atol=1e-4, rtol=0)
 

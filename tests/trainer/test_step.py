@@ -7,14 +7,16 @@ import pytest
 import torch
 
 from tests.e2e.tiny import tiny_config
+from tests.fakes import rollout_group
 from topd import config_file
 from topd.assemble import Parts, assemble, make_trainer
 from topd.errors import RunStopped
 from topd.models.logprobs import completion_logprobs
 from topd.ops.objective import is_clipped
 from topd.ops.weighting import group_token_mean
+from topd.ragged import Ragged
 from topd.trainer.step import Trainer
-from topd.types import TrainBatch, TrainGroup
+from topd.types import TrainBatch
 
 
 def parts(tmp_path: Path, **changes: object) -> Parts:
@@ -23,23 +25,14 @@ def parts(tmp_path: Path, **changes: object) -> Parts:
 
 def batch(advantage: float = 1.0, num_groups: int = 4) -> TrainBatch:
     completions = [((5, 6, 7), (8, 1)), ((9, 1), (4,)), ((3, 3, 3, 3, 1), (2, 1)), ((6, 1), (7, 7, 1))][:num_groups]
-    lengths = [torch.tensor([len(c) for c in group]) for group in completions]
-    weights = group_token_mean(torch.cat(lengths), torch.tensor([2] * num_groups))
-    shares = weights.split([int(part.sum()) for part in lengths])
-    signs = [torch.tensor([1.0, -1.0] * 8)[: len(share)] for share in shares]
-    return TrainBatch(
-        groups=tuple(
-            TrainGroup(
-                prompt_id=f"train/{i}",
-                prompt_ids=(3, 12, 4 + i, 13),
-                completions=group,
-                old_logprobs=torch.full((len(share),), -2.5),
-                advantages=advantage * sign,
-                weights=share,
-            )
-            for i, (group, share, sign) in enumerate(zip(completions, shares, signs, strict=True))
-        )
+    shape = Ragged.of(completions)
+    streams = shape.adding(
+        old_logprobs=torch.full((shape.num_tokens,), -2.5),
+        advantages=advantage * torch.cat([torch.tensor([1.0, -1.0] * 8)[:size] for size in shape.tokens_per_group]),
+        weights=group_token_mean(shape.lengths, shape.group_sizes),
     )
+    groups = tuple(rollout_group(f"train/{i}", (3, 12, 4 + i, 13), group) for i, group in enumerate(completions))
+    return TrainBatch(groups=groups, streams=streams)
 
 
 def weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
@@ -69,10 +62,10 @@ def test_the_report_is_in_the_order_of_the_mini_batch(tmp_path: Path, max_tokens
     made = parts(tmp_path, trainer__max_tokens_per_microbatch=max_tokens)
     trainer, minibatch = make_trainer(made), batch()
     alone = [completion_logprobs(made.student, [group], temperature=1.0).detach() for group in minibatch.groups]
-    expected = torch.cat(alone) - minibatch.old_logprobs
+    expected = torch.cat(alone) - minibatch.streams["old_logprobs"]
     report = trainer.update(minibatch)
     torch.testing.assert_close(report.log_ratio, expected, atol=1e-4, rtol=0)
-    clipped = is_clipped(expected, minibatch.advantages, clip_low=0.2, clip_high=0.2)
+    clipped = is_clipped(expected, minibatch.streams["advantages"], clip_low=0.2, clip_high=0.2)
     assert 0 < int(clipped.sum()) < len(clipped)
     assert torch.equal(report.clipped, clipped)
 
@@ -115,7 +108,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_changes_no_weight(tmp_path:
 def test_the_first_update_sees_the_ratio_of_the_streams_it_was_given(tmp_path: Path) -> None:
     made = parts(tmp_path)
     report = make_trainer(made).update(batch())
-    assert report.num_tokens == len(batch().weights)
+    assert report.num_tokens == batch().streams.num_tokens
     assert report.log_ratio.shape == (report.num_tokens,)
 
 

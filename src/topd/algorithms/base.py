@@ -7,7 +7,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from topd.config import AlgorithmConfig
-from topd.types import Credit, CreditInput, TrainBatch
+from topd.ragged import Ragged
+from topd.types import Credit
 
 Need = Literal["teacher_logprobs", "answers", "demonstrations"]
 """What must be there: a teacher, problems with right answers, or demonstrations, which replace sampling."""
@@ -28,14 +29,14 @@ class Algorithm(Protocol):
     WEIGHTING: Weighting
     Config: type[AlgorithmConfig]
 
-    def credit(self, batch: CreditInput, config: Any) -> Credit:
-        """From scores to per-token advantages, over a whole rollout batch. No gradient."""
+    def credit(self, evidence: Ragged, config: Any) -> Credit:
+        """From the evidence of a whole rollout batch (types.EVIDENCE) to per-token advantages. No gradient."""
         ...
 
-    def objective(
-        self, logprobs: Float[Tensor, " token"], batch: TrainBatch, config: Any
-    ) -> tuple[Float[Tensor, " token"], Tensor]:
-        """Per-token loss (unreduced, gradient through `logprobs` only), and a boolean per token: without gradient by a clip."""
+    def objective(self, logprobs: Float[Tensor, " token"], batch: Ragged, config: Any) -> tuple[Float[Tensor, " token"], Tensor]:
+        """`batch`: the evidence of some completions, with their `advantages`.
+
+        Per-token loss (unreduced, gradient through `logprobs` only), and a boolean per token: without gradient by a clip."""
         ...
 
 
@@ -70,10 +71,10 @@ class Method:
         fields = {"answers": "answer", "demonstrations": "demonstration"}
         return tuple(field for need, field in fields.items() if need in self.algorithm.NEEDS)
 
-    def credit(self, batch: CreditInput) -> Credit:
+    def credit(self, evidence: Ragged) -> Credit:
         """See `Algorithm.credit`."""
-        return self.algorithm.credit(batch, self.config)
+        return self.algorithm.credit(evidence, self.config)
 
-    def objective(self, logprobs: Float[Tensor, " token"], batch: TrainBatch) -> tuple[Float[Tensor, " token"], Tensor]:
+    def objective(self, logprobs: Float[Tensor, " token"], batch: Ragged) -> tuple[Float[Tensor, " token"], Tensor]:
         """See `Algorithm.objective`."""
         return self.algorithm.objective(logprobs, batch, self.config)

@@ -17,7 +17,8 @@ from topd.config import AlgorithmConfig
 from topd.ops.advantage import normalize_over_rollouts
 from topd.ops.objective import clipped_surrogate, is_clipped
 from topd.ops.weighting import rollout_mean
-from topd.types import Credit, CreditInput, TrainBatch
+from topd.ragged import Ragged
+from topd.types import Credit
 
 NEEDS = frozenset({"answers"})
 WEIGHTING = rollout_mean
@@ -33,17 +34,17 @@ class Config(AlgorithmConfig):
         return 2
 
 
-def credit(batch: CreditInput, config: Config) -> Credit:
-    advantages = normalize_over_rollouts(batch.rewards, batch.group_sizes, std_floor=config.std_floor)
-    rewards = torch.repeat_interleave(batch.rewards, batch.lengths)
+def credit(evidence: Ragged, config: Config) -> Credit:
+    advantages = normalize_over_rollouts(evidence["rewards"], evidence.group_sizes, std_floor=config.std_floor)
+    rewards = torch.repeat_interleave(evidence["rewards"], evidence.lengths)
     return Credit(
-        advantages=torch.repeat_interleave(advantages, batch.lengths),
+        advantages=torch.repeat_interleave(advantages, evidence.lengths),
         token_rewards=rewards,
         returns=rewards,
     )
 
 
-def objective(logprobs: Float[Tensor, " token"], batch: TrainBatch, config: Config) -> tuple[Float[Tensor, " token"], Tensor]:
-    log_ratio = logprobs - batch.old_logprobs.detach()
-    loss = clipped_surrogate(log_ratio, batch.advantages, clip_low=config.clip, clip_high=config.clip)
-    return loss, is_clipped(log_ratio.detach(), batch.advantages, clip_low=config.clip, clip_high=config.clip)
+def objective(logprobs: Float[Tensor, " token"], batch: Ragged, config: Config) -> tuple[Float[Tensor, " token"], Tensor]:
+    log_ratio = logprobs - batch["old_logprobs"].detach()
+    loss = clipped_surrogate(log_ratio, batch["advantages"], clip_low=config.clip, clip_high=config.clip)
+    return loss, is_clipped(log_ratio.detach(), batch["advantages"], clip_low=config.clip, clip_high=config.clip)

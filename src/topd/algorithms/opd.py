@@ -16,7 +16,8 @@ from torch import Tensor
 from topd.config import AlgorithmConfig
 from topd.ops.objective import clipped_surrogate, is_clipped
 from topd.ops.weighting import token_mean
-from topd.types import Credit, CreditInput, TrainBatch
+from topd.ragged import Ragged
+from topd.types import Credit
 
 NEEDS = frozenset({"teacher_logprobs"})
 WEIGHTING = token_mean
@@ -27,13 +28,12 @@ class Config(AlgorithmConfig):
     clip: float = Field(0.2, gt=0, lt=1, description="The importance ratio is clipped to 1 - clip, 1 + clip.")
 
 
-def credit(batch: CreditInput, config: Config) -> Credit:
-    assert batch.teacher_logprobs is not None, "NEEDS names teacher_logprobs"
-    log_ratio = batch.teacher_logprobs - batch.behaviour_logprobs
+def credit(evidence: Ragged, config: Config) -> Credit:
+    log_ratio = evidence["teacher_logprobs"] - evidence["behaviour_logprobs"]
     return Credit(advantages=log_ratio, token_rewards=log_ratio, returns=log_ratio)
 
 
-def objective(logprobs: Float[Tensor, " token"], batch: TrainBatch, config: Config) -> tuple[Float[Tensor, " token"], Tensor]:
-    log_ratio = logprobs - batch.old_logprobs.detach()
-    loss = clipped_surrogate(log_ratio, batch.advantages, clip_low=config.clip, clip_high=config.clip)
-    return loss, is_clipped(log_ratio.detach(), batch.advantages, clip_low=config.clip, clip_high=config.clip)
+def objective(logprobs: Float[Tensor, " token"], batch: Ragged, config: Config) -> tuple[Float[Tensor, " token"], Tensor]:
+    log_ratio = logprobs - batch["old_logprobs"].detach()
+    loss = clipped_surrogate(log_ratio, batch["advantages"], clip_low=config.clip, clip_high=config.clip)
+    return loss, is_clipped(log_ratio.detach(), batch["advantages"], clip_low=config.clip, clip_high=config.clip)

@@ -12,7 +12,8 @@ from torch import Tensor
 from topd.config import AlgorithmConfig
 from topd.ops.objective import negative_log_likelihood
 from topd.ops.weighting import token_mean
-from topd.types import Credit, CreditInput, TrainBatch
+from topd.ragged import Ragged
+from topd.types import Credit
 
 NEEDS = frozenset({"demonstrations"})
 WEIGHTING = token_mean
@@ -22,12 +23,12 @@ class Config(AlgorithmConfig):
     type: Literal["sft"] = "sft"
 
 
-def credit(batch: CreditInput, config: Config) -> Credit:
+def credit(evidence: Ragged, config: Config) -> Credit:
     """Every demonstrated token is wanted equally: advantage 1."""
-    ones = torch.ones(int(batch.lengths.sum()))
+    ones = torch.ones(int(evidence.lengths.sum()))
     zeros = torch.zeros_like(ones)
     return Credit(advantages=ones, token_rewards=zeros, returns=zeros)
 
 
-def objective(logprobs: Float[Tensor, " token"], batch: TrainBatch, config: Config) -> tuple[Float[Tensor, " token"], Tensor]:
+def objective(logprobs: Float[Tensor, " token"], batch: Ragged, config: Config) -> tuple[Float[Tensor, " token"], Tensor]:
     return negative_log_likelihood(logprobs), torch.zeros_like(logprobs, dtype=torch.bool)

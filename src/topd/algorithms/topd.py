@@ -41,7 +41,8 @@ from topd.ops.proximal import (
 )
 from topd.ops.returns import discounted, immediate, immediate_plus_mean_future
 from topd.ops.weighting import group_token_mean, tokens_per_group
-from topd.types import Credit, CreditInput, TrainBatch
+from topd.ragged import Ragged
+from topd.types import Credit
 
 NEEDS = frozenset({"teacher_logprobs"})
 WEIGHTING = group_token_mean
@@ -104,20 +105,20 @@ class Config(AlgorithmConfig):
         return self
 
 
-def credit(batch: CreditInput, config: Config) -> Credit:
-    assert batch.teacher_logprobs is not None, "NEEDS names teacher_logprobs"
-    log_ratio, tokens = batch.teacher_logprobs - batch.behaviour_logprobs, tokens_per_group(batch.lengths, batch.group_sizes)
-    agreed = in_agreement(log_ratio, tokens, rounding=ROUNDING if config.rounding is None else config.rounding)
-    rewards = token_rewards(batch.teacher_logprobs, batch.behaviour_logprobs, config).masked_fill(agreed, 0.0)
-    returns = token_returns(rewards, batch.lengths, config)
-    advantages = normalized(returns, batch.lengths, batch.group_sizes, config)
+def credit(evidence: Ragged, config: Config) -> Credit:
+    teacher, behaviour = evidence["teacher_logprobs"], evidence["behaviour_logprobs"]
+    rounding = ROUNDING if config.rounding is None else config.rounding
+    agreed = in_agreement(teacher - behaviour, evidence.tokens_per_group, rounding=rounding)
+    rewards = token_rewards(teacher, behaviour, config).masked_fill(agreed, 0.0)
+    returns = token_returns(rewards, evidence.lengths, config)
+    advantages = normalized(returns, evidence.lengths, evidence.group_sizes, config)
     return Credit(advantages=advantages, token_rewards=rewards, returns=returns)
 
 
-def objective(logprobs: Float[Tensor, " token"], batch: TrainBatch, config: Config) -> tuple[Float[Tensor, " token"], Tensor]:
-    log_ratio = logprobs - batch.old_logprobs.detach()
-    loss = clipped_surrogate(log_ratio, batch.advantages, clip_low=config.clip, clip_high=config.clip)
-    return loss, is_clipped(log_ratio.detach(), batch.advantages, clip_low=config.clip, clip_high=config.clip)
+def objective(logprobs: Float[Tensor, " token"], batch: Ragged, config: Config) -> tuple[Float[Tensor, " token"], Tensor]:
+    log_ratio = logprobs - batch["old_logprobs"].detach()
+    loss = clipped_surrogate(log_ratio, batch["advantages"], clip_low=config.clip, clip_high=config.clip)
+    return loss, is_clipped(log_ratio.detach(), batch["advantages"], clip_low=config.clip, clip_high=config.clip)
 
 
 def token_rewards(

@@ -4,9 +4,10 @@ The prompt of a group is run once. All but its last token are one row of a first
 second pass, so that row position k predicts completion token k. This is the only place with the one-token shift.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -17,6 +18,7 @@ from topd.errors import ConfigError
 from topd.models.language_model import LanguageModel
 from topd.models.prefix import reading, recording
 from topd.ops.logprobs import CHUNK_ELEMENTS, chunked_token_logprobs
+from topd.ragged import Rows
 
 SLACK = 1e-4
 """A log-prob may exceed 0 by rounding."""
@@ -33,14 +35,6 @@ class TokenGroup(Protocol):
     def completions(self) -> tuple[tuple[int, ...], ...]: ...
 
 
-@runtime_checkable
-class Divisible(TokenGroup, Protocol):
-    """A group that can be cut: `rows(start, stop)` is one of the same type, with some of the completions."""
-
-    def rows(self, start: int, stop: int) -> Any: ...
-
-
-D = TypeVar("D", bound=Divisible)
 R = TypeVar("R")
 
 
@@ -52,7 +46,13 @@ class Tokens:
     completions: tuple[tuple[int, ...], ...]
 
     def rows(self, start: int, stop: int) -> "Tokens":
+        """The same prompt with some of the completions."""
         return Tokens(self.prompt_ids, self.completions[start:stop])
+
+
+def rows_of(groups: Sequence[TokenGroup], pieces: Sequence[Rows]) -> list[Tokens]:
+    """Some of the completions; every piece becomes a group."""
+    return [Tokens(groups[p.group].prompt_ids, groups[p.group].completions[p.start : p.stop]) for p in pieces]
 
 
 def completion_logprobs(
@@ -145,26 +145,6 @@ def _check_lengths(model: LanguageModel, groups: Sequence[TokenGroup]) -> None:
         raise ConfigError(f"a sequence has {longest} tokens, {model.name} takes {model.context_length}. {model.context_note}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """Some completions of group number `index`, with the tokens that are fed and those that are looked up."""
-
-    index: int
-    fed: Tokens
-    wanted: Tokens
-
-    @property
-    def prompt_ids(self) -> tuple[int, ...]:
-        return self.fed.prompt_ids
-
-    @property
-    def completions(self) -> tuple[tuple[int, ...], ...]:
-        return self.fed.completions
-
-    def rows(self, start: int, stop: int) -> "_Piece":
-        return _Piece(self.index, self.fed.rows(start, stop), self.wanted.rows(start, stop))
-
-
 @torch.no_grad()
 def score_groups(
     model: LanguageModel,
@@ -177,12 +157,12 @@ def score_groups(
 ) -> list[tuple[Tensor, ...]]:
     """`completion_logprobs` without gradient, in micro-batches: for every group, one CPU tensor per completion."""
 
-    def score(batch: list[_Piece]) -> Iterator[Tensor]:
-        wanted = [piece.wanted for piece in batch]
+    def score(pieces: Sequence[Rows]) -> Iterator[Tensor]:
+        batch, wanted = rows_of(groups, pieces), rows_of(groups if targets is None else targets, pieces)
         flat = completion_logprobs(model, batch, temperature=temperature, targets=wanted).cpu()
         return (part.clone() for part in flat.split(_lengths(batch)))
 
-    return _by_microbatch(groups, groups if targets is None else targets, max_tokens, score, on_tokens)
+    return _by_microbatch(groups, max_tokens, score, on_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,17 +201,18 @@ def ranked_logprobs(
         top, top_ids = scaled.topk(k, dim=-1)
         return (own - normaliser).squeeze(-1), (scaled >= own).sum(dim=-1, dtype=torch.int32), top_ids, top - normaliser
 
-    def score(batch: list[_Piece]) -> Iterator[RankedLogprobs]:
-        completions = [completion for piece in batch for completion in piece.completions]
+    def score(pieces: Sequence[Rows]) -> Iterator[RankedLogprobs]:
+        batch = rows_of(groups, pieces)
+        completions = [completion for group in batch for completion in group.completions]
         wanted = torch.tensor([token for completion in completions for token in completion], device=model.device)
         with model.autocast():
-            prompts = run_prompts(model, [piece.prompt_ids for piece in batch])
+            prompts = run_prompts(model, [group.prompt_ids for group in batch])
             hidden = _completion_hidden(model, batch, completions, prompts)
             chunks = [rank(h, ids) for h, ids in zip(hidden.split(rows), wanted.split(rows), strict=True)]
         columns = [torch.cat(column).cpu().split(_lengths(batch)) for column in zip(*chunks, strict=True)]
         return (RankedLogprobs(*(part.clone() for part in parts)) for parts in zip(*columns, strict=True))
 
-    return _by_microbatch(groups, groups, max_tokens, score, on_tokens)
+    return _by_microbatch(groups, max_tokens, score, on_tokens)
 
 
 def _lengths(groups: Sequence[TokenGroup]) -> list[int]:
@@ -240,51 +221,44 @@ def _lengths(groups: Sequence[TokenGroup]) -> list[int]:
 
 def _by_microbatch(
     groups: Sequence[TokenGroup],
-    targets: Sequence[TokenGroup],
     max_tokens: int,
-    score: Callable[[list[_Piece]], Iterable[R]],
+    score: Callable[[Sequence[Rows]], Iterable[R]],
     on_tokens: Callable[[int], None],
 ) -> list[tuple[R, ...]]:
     """What `score` gives for every completion of a micro-batch, in the order of the groups."""
-    pairs = zip(groups, targets, strict=True)
-    pieces = [
-        _Piece(i, Tokens(g.prompt_ids, g.completions), Tokens(t.prompt_ids, t.completions)) for i, (g, t) in enumerate(pairs)
-    ]
-    found: list[tuple[R, ...]] = [() for _ in groups]
-    for batch in microbatches(pieces, max_tokens):
-        parts = iter(score(batch))
-        for piece in batch:
-            found[piece.index] += tuple(next(parts) for _ in piece.completions)
-        on_tokens(sum(_lengths(batch)))
-    return found
+    scores: list[tuple[R, ...]] = [() for _ in groups]
+    for pieces in microbatches(groups, max_tokens):
+        parts = iter(score(pieces))
+        for piece in pieces:
+            scores[piece.group] += tuple(itertools.islice(parts, piece.stop - piece.start))
+        on_tokens(sum(_lengths(rows_of(groups, pieces))))
+    return scores
 
 
-def microbatches(groups: Sequence[D], max_tokens: int) -> Iterator[list[D]]:
+def microbatches(groups: Sequence[TokenGroup], max_tokens: int) -> Iterator[list[Rows]]:
     """Cut groups into micro-batches of at most `max_tokens` padded tokens: rows times (longest prompt + longest completion).
 
     Groups of like length come together, longest first. A group stays whole if it fits, and is cut by rows if it does not; one
-    row is always allowed. Concatenated, the pieces of a group keep its order.
+    row is always allowed. The pieces of a group come in its order.
     """
-    batch: list[D] = []
+    batch: list[Rows] = []
     rows = prompt_width = width = 0
-    for group in sorted(groups, key=lambda group: -max(map(len, group.completions))):
-        for piece in _cut(group, max_tokens):
-            size = len(piece.completions)
-            wider = max(prompt_width, len(piece.prompt_ids)), max(width, *map(len, piece.completions))
+    widths = [max(map(len, group.completions)) for group in groups]
+    for i in sorted(range(len(groups)), key=lambda i: -widths[i]):
+        prompt = len(groups[i].prompt_ids)
+        for piece in _cut(i, len(groups[i].completions), max_tokens // (prompt + widths[i])):
+            longest = max(map(len, groups[i].completions[piece.start : piece.stop]))
+            size, wider = piece.stop - piece.start, (max(prompt_width, prompt), max(width, longest))
             if batch and (rows + size) * sum(wider) > max_tokens:
                 yield batch
-                batch, rows = [], 0
-                wider = len(piece.prompt_ids), max(map(len, piece.completions))
+                batch, rows, wider = [], 0, (prompt, longest)
             batch.append(piece)
             rows, (prompt_width, width) = rows + size, wider
     if batch:
         yield batch
 
 
-def _cut(group: D, max_tokens: int) -> list[D]:
-    """The group itself if it fits, else pieces of as many rows as fit."""
-    per_row = len(group.prompt_ids) + max(map(len, group.completions))
-    size, fitting = len(group.completions), max(1, max_tokens // per_row)
-    if size <= fitting:
-        return [group]
-    return [group.rows(start, min(start + fitting, size)) for start in range(0, size, fitting)]
+def _cut(group: int, size: int, fitting: int) -> list[Rows]:
+    """The whole group if so many rows fit, else pieces of as many as do."""
+    fitting = max(1, fitting)
+    return [Rows(group, start, min(start + fitting, size)) for start in range(0, size, fitting)]

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from topd.ops.advantage import segment_mean_std
-from topd.ops.weighting import tokens_per_group
+from topd.ragged import Ragged
 from topd.run.catalogue import NAMES, declared_name
-from topd.types import Credit, CreditInput, Prompt, ScoredGroup, StepReport
+from topd.types import Credit, Prompt, ScoredGroup, StepReport
 
 
 def step_metrics(
@@ -24,7 +24,7 @@ def step_metrics(
     step: int,
     policy_version: int,
     groups: Sequence[ScoredGroup],
-    flat: CreditInput,
+    flat: Ragged,
     credit: Credit,
     reports: StepReport,
     seconds: Mapping[str, float],
@@ -39,7 +39,7 @@ def step_metrics(
     `prompts`: of the step, also those whose groups were dropped. `counts`: of a served teacher. `teacher_of`: domain -> name of
     its teacher, where there are several.
     """
-    num_tokens = int(flat.lengths.sum())
+    num_tokens = flat.num_tokens
     values: dict[str, float | int | None] = {"step": step, "policy_version": policy_version}
     values |= _reward_metrics(groups, flat)
     values |= _credit_metrics(flat, credit)
@@ -49,7 +49,7 @@ def step_metrics(
     values |= _per_teacher(groups, flat, credit, teacher_of or {})
     values |= _dropped(prompts, groups, teacher_of or {})
     if sampled:
-        values |= _policy_metrics(groups, reports) | _ratio_metrics(reports)
+        values |= _policy_metrics(groups, flat, reports) | _ratio_metrics(reports)
         values["policy/lag"] = policy_version - len(reports) - groups[0].group.policy_version
     values |= {"tokens/rollout": num_tokens, "tokens/total": tokens_before + num_tokens}
     values |= {f"seconds/{name}": round(value, 4) for name, value in seconds.items()}
@@ -72,14 +72,14 @@ def _dropped(prompts: Sequence[Prompt], groups: Sequence[ScoredGroup], teacher_o
 
 
 def _per_teacher(
-    groups: Sequence[ScoredGroup], flat: CreditInput, credit: Credit, teacher_of: Mapping[str, str]
+    groups: Sequence[ScoredGroup], flat: Ragged, credit: Credit, teacher_of: Mapping[str, str]
 ) -> dict[str, float | int]:
     """Gap, reward and number of groups of every teacher that was asked in this step."""
-    if not teacher_of or flat.teacher_logprobs is None:
+    if not teacher_of or "teacher_logprobs" not in flat:
         return {}
     names = [teacher_of[scored.group.prompt.domain] for scored in groups]
-    tokens = [sum(map(len, scored.group.completions)) for scored in groups]
-    gaps = (flat.behaviour_logprobs - flat.teacher_logprobs).double().split(tokens)
+    tokens = flat.tokens_per_group.tolist()
+    gaps = (flat["behaviour_logprobs"] - flat["teacher_logprobs"]).double().split(tokens)
     rewards = credit.token_rewards.double().split(tokens)
     values: dict[str, float | int] = {}
     for name in sorted(set(names)):
@@ -90,17 +90,17 @@ def _per_teacher(
     return values
 
 
-def _reward_metrics(groups: Sequence[ScoredGroup], flat: CreditInput) -> dict[str, Any]:
-    _, std = segment_mean_std(flat.rewards, flat.group_sizes)
+def _reward_metrics(groups: Sequence[ScoredGroup], flat: Ragged) -> dict[str, Any]:
+    _, std = segment_mean_std(flat["rewards"], flat.group_sizes)
     return {
-        "reward/mean": float(flat.rewards.double().mean()),
+        "reward/mean": float(flat["rewards"].double().mean()),
         "reward/std_in_group": float(std.mean()),
         "reward/grader_errors": sum(scored.num_grader_errors for scored in groups),
     }
 
 
-def _credit_metrics(flat: CreditInput, credit: Credit) -> dict[str, Any]:
-    counts = tokens_per_group(flat.lengths, flat.group_sizes)
+def _credit_metrics(flat: Ragged, credit: Credit) -> dict[str, Any]:
+    counts = flat.tokens_per_group
     _, std = segment_mean_std(credit.token_rewards, counts)
     largest = torch.stack([part.abs().max() for part in credit.advantages.split(counts.tolist())])
     values = {
@@ -108,15 +108,15 @@ def _credit_metrics(flat: CreditInput, credit: Credit) -> dict[str, Any]:
         "token_reward/std_in_group": float(std.mean()),
         "advantage/degenerate_groups": float((largest == 0).double().mean()),
     }
-    if flat.teacher_logprobs is not None:
-        log_ratio = flat.teacher_logprobs - flat.behaviour_logprobs
+    if "teacher_logprobs" in flat:
+        log_ratio = flat["teacher_logprobs"] - flat["behaviour_logprobs"]
         values["teacher/gap"] = float(-log_ratio.double().mean())
         values["token_reward/floor_share"] = float((log_ratio <= math.log(0.1)).double().mean())
         values |= _percentiles("teacher/log_ratio", log_ratio)
     return values
 
 
-def _length_metrics(groups: Sequence[ScoredGroup], flat: CreditInput) -> dict[str, Any]:
+def _length_metrics(groups: Sequence[ScoredGroup], flat: Ragged) -> dict[str, Any]:
     rollouts = [rollout for scored in groups for rollout in scored.group.rollouts]
     return {
         "completion/mean_length": float(flat.lengths.double().mean()),
@@ -125,10 +125,10 @@ def _length_metrics(groups: Sequence[ScoredGroup], flat: CreditInput) -> dict[st
     }
 
 
-def _policy_metrics(groups: Sequence[ScoredGroup], reports: StepReport) -> dict[str, Any]:
+def _policy_metrics(groups: Sequence[ScoredGroup], flat: Ragged, reports: StepReport) -> dict[str, Any]:
     """The mismatch is that of recomputed log-probs or, where the sampled ones were taken over, of the first mini-batch."""
     sampled = torch.cat([rollout.logprobs for scored in groups for rollout in scored.group.rollouts]).double()
-    change = torch.cat([part for scored in groups for part in scored.old_logprobs]).double() - sampled
+    change = flat["old_logprobs"].double() - sampled
     if not change.any():
         change = reports[0].log_ratio.double()
     return {

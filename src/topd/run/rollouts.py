@@ -4,6 +4,7 @@ A step whose file is there is not sampled or scored again: a resumed run reads i
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ import pyarrow.parquet as pq
 import torch
 
 from topd.errors import ConfigError, first_line
+from topd.ragged import Ragged
 from topd.run import parquet
 from topd.run.files import Note, replacing
 from topd.types import Credit, Prompt, Rollout, RolloutGroup, ScoredGroup, StepReport, TrainBatch
 
 _LOGPROBS = pa.list_(pa.float32())
+_EVIDENCE = ("behaviour_logprobs", "old_logprobs", "teacher_logprobs")
 _CREDIT = ("token_rewards", "returns", "advantages")
 SCHEMA = pa.schema(
     [
@@ -51,11 +54,15 @@ UPDATES_SCHEMA = pa.schema(
 )
 
 
-def write(path: Path, groups: Sequence[ScoredGroup], credit: Credit, note: Note | None = None) -> None:
+def write(path: Path, groups: Sequence[ScoredGroup], evidence: Ragged, credit: Credit, note: Note | None = None) -> None:
     """Store a step. `num_grader_errors` counts the whole group and stands in each of its rows."""
-    lengths = [len(completion) for scored in groups for completion in scored.group.completions]
-    streams = zip(*(getattr(credit, name).split(lengths) for name in _CREDIT), strict=True)
-    rows = [_row(scored, i, next(streams)) for scored in groups for i in range(len(scored.group.rollouts))]
+    credited = evidence.adding(**{name: getattr(credit, name) for name in _CREDIT})
+    streams = {name: iter(credited.by_rollout(name)) for name in credited.tokens}
+    rows = [
+        {**_row(scored, i), **{name: next(parts).numpy() for name, parts in streams.items()}}
+        for scored in groups
+        for i in range(len(scored.group.rollouts))
+    ]
     with replacing(path, note) as partial:
         pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), partial, compression="zstd")
 
@@ -69,12 +76,12 @@ def write_updates(
     """
     rows = []
     for number, (batch, report) in enumerate(zip(batches, reports, strict=True), policy_version + 1):
-        lengths = [len(completion) for group in batch.groups for completion in group.completions]
-        streams = zip(report.log_ratio.exp().split(lengths), report.clipped.split(lengths), strict=True)
+        seen = batch.streams.adding(ratios=report.log_ratio.exp(), clipped=report.clipped)
+        streams = zip(seen.by_rollout("ratios"), seen.by_rollout("clipped"), strict=True)
         for group in batch.groups:
-            for i in range(len(group.completions)):
+            for i in range(len(group.rollouts)):
                 ratios, clipped = next(streams)
-                row = {"prompt_id": group.prompt_id, "rollout": i, "update": number}
+                row = {"prompt_id": group.prompt.id, "rollout": i, "update": number}
                 rows.append({**row, "importance_ratios": ratios.numpy(), "clipped": clipped.numpy()})
     with replacing(path, note) as partial:
         pq.write_table(pa.Table.from_pylist(rows, schema=UPDATES_SCHEMA), partial, compression="zstd")
@@ -133,7 +140,7 @@ def _ragged(column: pa.ChunkedArray) -> list[torch.Tensor | None]:
     return [values[a:b] if ok else None for ok, a, b in zip(valid, starts[:-1], starts[1:], strict=True)]
 
 
-def _row(scored: ScoredGroup, i: int, credit: Sequence[torch.Tensor]) -> dict[str, Any]:
+def _row(scored: ScoredGroup, i: int) -> dict[str, Any]:
     group, rollout = scored.group, scored.group.rollouts[i]
     return {
         "prompt_id": group.prompt.id,
@@ -145,13 +152,9 @@ def _row(scored: ScoredGroup, i: int, credit: Sequence[torch.Tensor]) -> dict[st
         "completion": rollout.text,
         "completion_ids": rollout.token_ids,
         "finish_reason": rollout.finish_reason,
-        "reward": float(scored.rewards[i]),
+        "reward": float(scored.evidence["rewards"][i]),
         "num_grader_errors": scored.num_grader_errors,
         "rollout_logprobs": rollout.logprobs.numpy(),
-        "behaviour_logprobs": scored.behaviour_logprobs[i].numpy(),
-        "old_logprobs": scored.old_logprobs[i].numpy(),
-        "teacher_logprobs": None if scored.teacher_logprobs is None else scored.teacher_logprobs[i].numpy(),
-        **{name: stream.numpy() for name, stream in zip(_CREDIT, credit, strict=True)},
     }
 
 
@@ -166,9 +169,10 @@ def _group(prompt: Prompt, columns: Mapping[str, list[Any]], rows: Sequence[int]
     )
     return ScoredGroup(
         group=RolloutGroup(prompt=prompt, rollouts=rollouts, policy_version=of("policy_version")[0]),
-        rewards=torch.tensor(of("reward")),
-        behaviour_logprobs=of("behaviour_logprobs"),
-        old_logprobs=of("old_logprobs"),
-        teacher_logprobs=None if of("teacher_logprobs")[0] is None else of("teacher_logprobs"),
+        evidence=replace(
+            Ragged.of([[rollout.token_ids for rollout in rollouts]]),
+            tokens={name: torch.cat(of(name)) for name in _EVIDENCE if of(name)[0] is not None},
+            rollouts={"rewards": torch.tensor(of("reward"))},
+        ),
         num_grader_errors=of("num_grader_errors")[0],
     )

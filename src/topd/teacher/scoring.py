@@ -9,12 +9,14 @@ the sampled ones; otherwise the trainer recomputes its own before the first upda
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from topd.errors import RunStopped
 from topd.models.logprobs import SLACK, score_groups
+from topd.ragged import Ragged
 from topd.rollout.engine import Engine
 from topd.tasks.answers import in_context
 from topd.tasks.grading import Grade, Grader
@@ -142,11 +144,13 @@ def _scored(
     from_teacher: tuple[Tensor, ...] | None,
     grades: Sequence[Grade],
 ) -> ScoredGroup:
+    streams = {"behaviour_logprobs": behaviour, "old_logprobs": old, "teacher_logprobs": from_teacher}
     return ScoredGroup(
         group=group,
-        rewards=torch.tensor([grade.grade for grade in grades]),
-        behaviour_logprobs=behaviour,
-        old_logprobs=old,
-        teacher_logprobs=from_teacher,
+        evidence=replace(
+            Ragged.of([group.completions]),
+            tokens={name: torch.cat(parts) for name, parts in streams.items() if parts is not None},
+            rollouts={"rewards": torch.tensor([grade.grade for grade in grades])},
+        ),
         num_grader_errors=sum(grade.error is not None for grade in grades),
     )

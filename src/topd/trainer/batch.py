@@ -1,36 +1,27 @@
-"""Stage 5 of 7. ScoredGroup -> mini-batches of TrainGroup.
+"""Stage 5 of 7. ScoredGroup -> TrainBatch, the mini-batches of a step.
 
-Before: algorithms/<type>.py (credit), on the flat streams made here. After: trainer/loss.py.
+Before: algorithms/<type>.py (credit), on the evidence joined here. After: trainer/loss.py.
 """
 
 import math
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from topd.algorithms.base import Weighting
+from topd.ragged import Ragged
 from topd.run.seeding import stream
-from topd.types import Credit, CreditInput, ScoredGroup, TrainBatch, TrainGroup
+from topd.types import Credit, ScoredGroup, TrainBatch
 
 
-def flatten(groups: Sequence[ScoredGroup]) -> CreditInput:
-    """All groups of a step as flat streams, in order."""
-    lengths = [len(completion) for scored in groups for completion in scored.group.completions]
-    has_teacher = all(scored.teacher_logprobs is not None for scored in groups)
-    return CreditInput(
-        lengths=torch.tensor(lengths),
-        group_sizes=torch.tensor([len(scored.group.rollouts) for scored in groups]),
-        rewards=torch.cat([scored.rewards for scored in groups]),
-        behaviour_logprobs=torch.cat([part for scored in groups for part in scored.behaviour_logprobs]),
-        teacher_logprobs=torch.cat([part for scored in groups for part in scored.teacher_logprobs or ()])
-        if has_teacher
-        else None,
-    )
+def flatten(groups: Sequence[ScoredGroup]) -> Ragged:
+    """The evidence of all groups of a step, in order."""
+    return Ragged.join([scored.evidence for scored in groups])
 
 
 def make_batches(
     groups: Sequence[ScoredGroup],
+    evidence: Ragged,
     credit: Credit,
     *,
     weighting: Weighting,
@@ -43,31 +34,12 @@ def make_batches(
     All have `minibatch_prompts` groups. If some groups were dropped, they are as equal as can be: a small one would make an
     update of full weight.
     """
-    sizes = [sum(map(len, scored.group.completions)) for scored in groups]
-    advantages = credit.advantages.split(sizes)
+    credited = evidence.adding(advantages=credit.advantages)
     batches = []
     for epoch in range(epochs):
         order = stream(*seed, epoch).permutation(len(groups))
         for picked in np.array_split(order, math.ceil(len(groups) / minibatch_prompts)):
-            batches.append(_batch([groups[i] for i in picked], [advantages[i] for i in picked], weighting))
+            part = credited.take(picked.tolist())
+            part = part.adding(weights=weighting(part.lengths, part.group_sizes))
+            batches.append(TrainBatch(groups=tuple(groups[i].group for i in picked), streams=part))
     return batches
-
-
-def _batch(groups: Sequence[ScoredGroup], advantages: Sequence[torch.Tensor], weighting: Weighting) -> TrainBatch:
-    completions = [scored.group.completions for scored in groups]
-    lengths = torch.tensor([len(completion) for of_group in completions for completion in of_group])
-    weights = weighting(lengths, torch.tensor([len(of_group) for of_group in completions]))
-    per_group = weights.split([sum(map(len, of_group)) for of_group in completions])
-    return TrainBatch(
-        groups=tuple(
-            TrainGroup(
-                prompt_id=scored.group.prompt.id,
-                prompt_ids=scored.group.prompt.token_ids,
-                completions=of_group,
-                old_logprobs=torch.cat(scored.old_logprobs),
-                advantages=advantage,
-                weights=weight,
-            )
-            for scored, of_group, advantage, weight in zip(groups, completions, advantages, per_group, strict=True)
-        )
-    )

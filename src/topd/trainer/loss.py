@@ -3,14 +3,16 @@
 Before: trainer/batch.py. After: trainer/step.py.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from topd.algorithms.base import Method
+from topd.models.logprobs import TokenGroup
 from topd.models.policy import Policy
-from topd.types import TrainBatch
+from topd.ragged import Ragged
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +24,13 @@ class MicroLoss:
     clipped: Bool[Tensor, " token"]
 
 
-def micro_loss(policy: Policy, batch: TrainBatch, method: Method, *, temperature: float) -> MicroLoss:
+def micro_loss(policy: Policy, groups: Sequence[TokenGroup], streams: Ragged, method: Method, *, temperature: float) -> MicroLoss:
     """Weighted sum of the per-token losses of a micro-batch: its share of the mini-batch's loss, because weights sum to 1."""
-    batch = batch.to(policy.model.device)
-    logprobs = policy(batch.groups, temperature=temperature)
-    token_loss, clipped = method.objective(logprobs, batch)
+    streams = streams.to(policy.model.device)
+    logprobs = policy(groups, temperature=temperature)
+    token_loss, clipped = method.objective(logprobs, streams)
     return MicroLoss(
-        loss=(batch.weights * token_loss).sum(),
-        log_ratio=(logprobs.detach() - batch.old_logprobs).cpu(),
+        loss=(streams["weights"] * token_loss).sum(),
+        log_ratio=(logprobs.detach() - streams["old_logprobs"]).cpu(),
         clipped=clipped.cpu(),
     )

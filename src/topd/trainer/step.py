@@ -4,19 +4,19 @@ Before: trainer/loss.py. After: the engine takes over the weights (rollout/engin
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from topd.algorithms.base import Method
 from topd.config import TrainerConfig
 from topd.errors import RunStopped
-from topd.models.logprobs import microbatches
+from topd.models.logprobs import microbatches, rows_of
 from topd.models.policy import Policy
 from topd.run.interrupt import uninterrupted
 from topd.trainer.loss import micro_loss
 from topd.trainer.schedule import learning_rate
-from topd.types import TrainBatch, UpdateReport
+from topd.types import RolloutGroup, TrainBatch, UpdateReport
 
 
 class Trainer:
@@ -49,26 +49,19 @@ class Trainer:
         """One optimizer update on one mini-batch. Raises RunStopped, with the weights untouched, if anything is not finite."""
         self.policy.zero_grad(set_to_none=True)
         loss = 0.0
-        seen: dict[str, list[tuple[Tensor, Tensor]]] = {}
-        for groups in microbatches(batch.groups, self.config.max_tokens_per_microbatch):
-            part = micro_loss(self.policy, TrainBatch(groups=tuple(groups)), self.method, temperature=self.temperature)
+        log_ratio, clipped = torch.empty(batch.streams.num_tokens), torch.empty(batch.streams.num_tokens, dtype=torch.bool)
+        for pieces in microbatches(batch.groups, self.config.max_tokens_per_microbatch):
+            groups, streams = rows_of(batch.groups, pieces), batch.streams.cut(pieces)
+            part = micro_loss(self.policy, groups, streams, self.method, temperature=self.temperature)
             if not torch.isfinite(part.loss):
-                raise RunStopped(self._not_finite("the loss", [group.prompt_id for group in groups]))
+                raise RunStopped(self._not_finite("the loss", [batch.groups[piece.group] for piece in pieces]))
             part.loss.backward()
             loss += float(part.loss.detach())
-            sizes = [len(group.weights) for group in groups]
-            for piece, ratios, clips in zip(groups, part.log_ratio.split(sizes), part.clipped.split(sizes), strict=True):
-                seen.setdefault(piece.prompt_id, []).append((ratios, clips))
+            places = batch.streams.places(pieces)
+            log_ratio[places], clipped[places] = part.log_ratio, part.clipped
         grad_norm = self._clip_gradients(batch)
         rate = learning_rate(self.config, update=self.policy.version, total_updates=self.total_updates)
-        in_order = [streams for trained in batch.groups for streams in seen[trained.prompt_id]]
-        report = UpdateReport(
-            loss=loss,
-            grad_norm=grad_norm,
-            learning_rate=rate,
-            log_ratio=torch.cat([ratios for ratios, _ in in_order]),
-            clipped=torch.cat([clips for _, clips in in_order]),
-        )
+        report = UpdateReport(loss=loss, grad_norm=grad_norm, learning_rate=rate, log_ratio=log_ratio, clipped=clipped)
         with uninterrupted():
             self.policy.step(rate)
             self.reports = (*self.reports, report)
@@ -77,11 +70,11 @@ class Trainer:
     def _clip_gradients(self, batch: TrainBatch) -> float:
         norm = self.policy.clip_gradients(self.config.max_grad_norm)
         if not math.isfinite(norm):
-            raise RunStopped(self._not_finite("the gradient", [group.prompt_id for group in batch.groups]))
+            raise RunStopped(self._not_finite("the gradient", batch.groups))
         return norm
 
-    def _not_finite(self, what: str, prompt_ids: list[str]) -> str:
-        shown = ", ".join(prompt_ids[:4]) + (" ..." if len(prompt_ids) > 4 else "")
+    def _not_finite(self, what: str, groups: Sequence[RolloutGroup]) -> str:
+        shown = ", ".join(group.prompt.id for group in groups[:4]) + (" ..." if len(groups) > 4 else "")
         return (
             f"{what} of update {self.policy.version + 1} is not finite (prompts {shown}). The weights were not changed. Look at "
             'the step\'s rollouts; in a new run lower trainer.learning_rate, or use a bounded reward (algorithm.type = "topd").'

@@ -1,5 +1,6 @@
 """Credit of a stored step: from parquet streams to an algorithm's own `credit`, and back to arrays."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,9 @@ from topd import algorithms
 from topd.algorithms.base import Method
 from topd.config import AlgorithmConfig
 from topd.errors import ConfigError
+from topd.ragged import Ragged
 from topd.report.rescoring.difference import Credited
 from topd.report.stored_step import StoredStep
-from topd.types import CreditInput
 
 
 def check_stored(step: StoredStep, config: AlgorithmConfig, *, own: str) -> None:
@@ -40,7 +41,7 @@ def check_stored(step: StoredStep, config: AlgorithmConfig, *, own: str) -> None
         )
 
 
-def credit_input(step: StoredStep) -> CreditInput:
+def evidence(step: StoredStep) -> Ragged:
     """A stored step as an algorithm's `credit` sees it."""
     rollouts = [rollout for group in step.groups for rollout in group.rollouts]
 
@@ -49,42 +50,32 @@ def credit_input(step: StoredStep) -> CreditInput:
         there = [part for part in parts if part is not None]
         return torch.from_numpy(np.concatenate(there)) if len(there) == len(parts) else None
 
-    behaviour = flat("student_logprob")
-    assert behaviour is not None, "checked before"
-    return CreditInput(
-        lengths=torch.tensor([len(rollout.token_ids) for rollout in rollouts]),
-        group_sizes=torch.tensor([len(group.rollouts) for group in step.groups]),
-        rewards=torch.tensor([rollout.grade for rollout in rollouts], dtype=torch.float32),
-        behaviour_logprobs=behaviour,
-        teacher_logprobs=flat("teacher_logprob"),
+    streams = {"behaviour_logprobs": flat("student_logprob"), "teacher_logprobs": flat("teacher_logprob")}
+    return replace(
+        Ragged.of([[rollout.token_ids for rollout in group.rollouts] for group in step.groups]),
+        tokens={name: stream for name, stream in streams.items() if stream is not None},
+        rollouts={"rewards": torch.tensor([rollout.grade for rollout in rollouts], dtype=torch.float32)},
     )
 
 
-def credited(flat: CreditInput, config: AlgorithmConfig) -> Credited:
+def credited(flat: Ragged, config: AlgorithmConfig) -> Credited:
     """The credit of flat tokens, as float64 arrays."""
     method = algorithms.bind(config)
     credit = method.credit(flat)
-    sizes = [int(part.sum()) for part in flat.lengths.split(flat.group_sizes.tolist())]
     return Credited(
         reward=_array(credit.token_rewards),
         floor=_floor(flat, method),
         advantage=_array(credit.advantages),
         weight=_array(method.weighting(flat.lengths, flat.group_sizes)),
-        silent_groups=sum(not part.any() for part in credit.advantages.split(sizes)),
+        silent_groups=sum(not part.any() for part in credit.advantages.split(flat.tokens_per_group.tolist())),
     )
 
 
-def _floor(flat: CreditInput, method: Method) -> Any:
+def _floor(flat: Ragged, method: Method) -> Any:
     """The reward of each token if the teacher gave it no probability at all: nothing can be lower."""
-    if flat.teacher_logprobs is None:
-        return np.full(len(flat.behaviour_logprobs), -np.inf)
-    rejected = CreditInput(
-        lengths=flat.lengths,
-        group_sizes=flat.group_sizes,
-        rewards=flat.rewards,
-        behaviour_logprobs=flat.behaviour_logprobs,
-        teacher_logprobs=torch.full_like(flat.teacher_logprobs, -torch.inf),
-    )
+    if "teacher_logprobs" not in flat:
+        return np.full(flat.num_tokens, -np.inf)
+    rejected = flat.adding(teacher_logprobs=torch.full_like(flat["teacher_logprobs"], -torch.inf))
     return _array(method.credit(rejected).token_rewards)
 
 

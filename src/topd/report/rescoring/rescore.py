@@ -21,7 +21,7 @@ from topd import config_file
 from topd.config import AlgorithmConfig
 from topd.errors import ConfigError, RunStopped
 from topd.report.rescoring.difference import FORMAT, Credited, Histogram, Joint, Row, binned, edges_for, row, sums_of
-from topd.report.rescoring.recredit import check_stored, credit_input, credited
+from topd.report.rescoring.recredit import check_stored, credited, evidence
 from topd.report.stored import StoredRun, read_run
 from topd.report.stored_step import StoredStep
 from topd.run.files import spans, write_json
@@ -188,7 +188,7 @@ class _Comparison:
     def add(self, step: StoredStep) -> None:
         for config in (self.old, self.new):
             check_stored(step, config, own=self.old.type)
-        flat = credit_input(step)
+        flat = evidence(step)
         old, new = credited(flat, self.old), credited(flat, self.new)
         self._check_own(step, old)
         sums, both = sums_of(old, new, groups=len(step.groups))
