@@ -5,13 +5,11 @@ With --check nothing is written; the exit code says whether the pages are curren
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic.fields import FieldInfo
-
-from topd import algorithms, config_file
-from topd.config import HubConfig, JsonlConfig, ReasoningGymConfig
+from topd import config_file
+from topd.config_file import Setting
 from topd.run.catalogue import METRICS, NAMES
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -64,28 +62,28 @@ def configuration_page() -> str:
         "# Configuration",
         "",
         f"{MADE} Precedence: defaults < file < command line (`--section.key value`). Keys without a default are required.",
-        "`topd config --keys` prints the same list; `topd config FILE.toml` prints what a run would use.",
+        "`topd config --keys` prints every key, `topd config --keys SECTION` those of a section, `topd config FILE.toml` what a",
+        "run would use. *Types* are those values of the section's `type` for which the key exists.",
     ]
-    sections: dict[str, list[tuple[str, FieldInfo]]] = {}
-    tasks = {"reasoning_gym": ReasoningGymConfig, "jsonl": JsonlConfig, "hub": HubConfig}
-    for key, info in config_file.settings():
-        section = key.split(".")[0]
-        if section not in ("task", "algorithm"):
-            sections.setdefault(f"[{section}]", []).append((key, info))
-    for name, model in tasks.items():
-        sections[f'[task] type = "{name}"'] = list(config_file.settings(model, "task."))
-    for name in algorithms.available():
-        sections[f'[algorithm] type = "{name}"'] = list(config_file.settings(algorithms.load(name).Config, "algorithm."))
-    for title, keys in sections.items():
-        lines += ["", f"## `{title}`", "", "| key | default | meaning |", "| --- | --- | --- |", *rows_of(keys)]
+    sections: dict[str, list[Setting]] = {}
+    for setting in config_file.listing():
+        if not setting.key.startswith("eval.benchmarks.task."):
+            sections.setdefault(setting.key.split(".")[0], []).append(setting)
+    sections["eval"].insert(1, Setting("eval.benchmarks.task", "required", "A task of its own, with the keys of `[task]`."))
+    for section, settings in sections.items():
+        lines += ["", f"## `[{section}]`", "", *table_of(settings)]
     return "\n".join(lines) + "\n"
 
 
-def rows_of(keys: Iterable[tuple[str, FieldInfo]]) -> Iterable[str]:
-    for key, info in keys:
-        default = "required" if info.is_required() else f"`{info.get_default(call_default_factory=True)!r}`"
-        meaning = (info.description or "Names the variant.").replace("|", "\\|")
-        yield f"| `{key}` | {default} | {meaning} |"
+def table_of(settings: Sequence[Setting]) -> list[str]:
+    """A table of settings; with a column of types in a section that has them."""
+    has_types = any(setting.types for setting in settings)
+    rows = [["key", *(["types"] if has_types else []), "default", "meaning"]]
+    rows.append(["---"] * len(rows[0]))
+    for key, default, meaning, types in settings:
+        default = default if default in ("required", "unset") else f"`{default}`"
+        rows.append([f"`{key}`", *([", ".join(types) or "all"] if has_types else []), default, meaning.replace("|", "\\|")])
+    return ["| " + " | ".join(row) + " |" for row in rows]
 
 
 PAGES = {"metrics.md": metrics_page, "configuration.md": configuration_page}

@@ -1,12 +1,16 @@
 """Every wrong configuration is one paragraph that names the key, the rule, the value found and the remedy."""
 
+import tomllib
 from pathlib import Path
+from typing import Literal
 
 import pytest
+from pydantic import Field
 
 from tests.e2e.tiny import tiny_config
 from topd import config_file, config_words
 from topd.algorithms import available, load
+from topd.config import AlgorithmConfig
 from topd.errors import ConfigError
 
 
@@ -119,6 +123,32 @@ def test_broken_toml_and_missing_files_are_named(tmp_path: Path) -> None:
 def test_every_key_has_a_meaning(name: str) -> None:
     for key, info in [*config_file.settings(), *config_file.settings(load(name).Config, "algorithm.")]:
         assert info.description or key.endswith((".type", "engine")), key
+
+
+def test_every_key_is_listed_once_with_its_types_and_a_default_as_toml_writes_it(tmp_path: Path) -> None:
+    listed = {setting.key: setting for setting in config_file.listing()}
+    assert len(listed) == len(config_file.listing())
+    assert list(listed) == [key for key, _ in config_file.all_settings()]
+    assert listed["task.template"].types == listed["trainer.epochs"].types == ()
+    assert listed["task.grader"].types == listed["eval.benchmarks.task.grader"].types == ("jsonl", "hub")
+    assert listed["algorithm.std_floor"].types == ("grpo", "topd")
+    assert str(listed["algorithm.type"]) == "One of grpo, opd, sft, topd. Required."
+    assert str(listed["task.params"]) == "For type reasoning_gym. Arguments of the generator. Default: {}."
+    assert (listed["teacher.base_url"].default, listed["eval.teacher"].default) == ("unset", "true")
+    written = [setting.default for setting in listed.values() if setting.default not in ("required", "unset")]
+    assert len(tomllib.loads("".join(f"key{i} = {default}\n" for i, default in enumerate(written)))) == len(written)
+    assert "Default: {}." in error_of(tmp_path, "--task.template_arguments", "3")
+
+
+def test_a_key_with_another_default_in_another_type_is_listed_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Tight(load("opd").Config):  # type: ignore[misc, name-defined]
+        type: Literal["tight"] = "tight"
+        clip: float = Field(0.1, description="The importance ratio is clipped to 1 - clip, 1 + clip.")
+
+    models, plain = [load("grpo").Config, load("opd").Config, Tight], config_file._section_types
+    monkeypatch.setattr(config_file, "_section_types", lambda of: models if of is AlgorithmConfig else plain(of))
+    clips = [setting for setting in config_file.listing() if setting.key == "algorithm.clip"]
+    assert [(clip.default, clip.types) for clip in clips] == [("0.2", ("grpo", "opd")), ("0.1", ("tight",))]
 
 
 @pytest.mark.parametrize(

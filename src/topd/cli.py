@@ -289,11 +289,12 @@ def _config(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
 
     if arguments.keys:
         section = arguments.config or ""
-        settings = [(key, info) for key, info in config_file.all_settings() if f"{key}.".startswith(section and f"{section}.")]
+        settings = [each for each in config_file.listing() if f"{each.key}.".startswith(section and f"{section}.")]
         if not settings:
             raise ConfigError(f"there is no section or key '{section}'. `topd config --keys` lists all.")
-        for key, info in settings:
-            print(f"{key:<36} {config_file.describe(info)}")
+        width = max(len(each.key) for each in settings)
+        for each in settings:
+            print(f"{each.key:<{width}} {each}")
         return 0
     if arguments.config is None:
         raise ConfigError("give a configuration (`topd config CONFIG.toml`), or --keys for the list of all settings.")

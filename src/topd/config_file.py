@@ -5,11 +5,12 @@ load("quickstart", ["--algorithm.alpha", "0.1"]) -> Config
 
 import contextlib
 import difflib
+import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any, NamedTuple, get_args, get_origin
 
 import tomli_w
 from pydantic import BaseModel, ValidationError
@@ -91,7 +92,7 @@ def dump(config: Config) -> str:
 
 
 def settings(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every (dotted key, pydantic FieldInfo) of a section class, nested sections opened; unions give all their members."""
+    """Every (dotted key, pydantic FieldInfo) of a section class, nested sections opened; a key comes once per `type`."""
     for name, info in model.model_fields.items():
         sections = list(_section_types(info.annotation))
         if not sections:
@@ -101,7 +102,10 @@ def settings(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tupl
 
 
 def _section_types(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type):
+    """The classes that a section may be of: one, or one for each `type`."""
+    if annotation is AlgorithmConfig:
+        yield from (algorithms.load(name).Config for name in algorithms.available())
+    elif isinstance(annotation, type):
         if issubclass(annotation, BaseModel):
             yield annotation
         return
@@ -182,7 +186,7 @@ def _with_section(message: str, dotted: str) -> str:
 
 def _explain_unknown(location: tuple[Any, ...], tree: Mapping[str, Any]) -> str:
     dotted = _dotted(location)
-    owners = _algorithms_with(dotted)
+    owners = [name for name in algorithms.available() if dotted in dict(settings(algorithms.load(name).Config, "algorithm."))]
     if owners:
         remedy = f"Remove it, or set algorithm.type to {' or '.join(owners)}."
         return f"unknown key '{dotted}': algorithm.type = \"{tree['algorithm']['type']}\" has no such setting. {remedy}"
@@ -203,23 +207,70 @@ def _explain_value(location: tuple[Any, ...], problem: Any) -> str:
     return f"{dotted} {rule}; found {problem['input']!r:.200}. {describe(info)}".rstrip()
 
 
-def _algorithms_with(dotted: str) -> list[str]:
-    """The algorithms that have a setting."""
-    return [name for name in algorithms.available() if dotted in dict(settings(algorithms.load(name).Config, "algorithm."))]
+def all_settings() -> list[tuple[str, Any]]:
+    """Every (dotted key, FieldInfo), each key once, with the FieldInfo of the last `type` that has it."""
+    return list(dict(settings()).items())
+
+
+class Setting(NamedTuple):
+    """A key as readers see it. `default`: TOML, "unset" or "required". `types`: those of its section that have it; empty: all."""
+
+    key: str
+    default: str
+    meaning: str
+    types: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        only = f"For type {', '.join(self.types)}. " if self.types else ""
+        return f"{only}{self.meaning} {'Required' if self.default == 'required' else f'Default: {self.default}'}."
+
+
+def listing() -> list[Setting]:
+    """Every key, in the order of `Config`: once, or once for each of its defaults and meanings where types differ in them."""
+    return [setting for key in dict(settings()) for setting in _listed(key)]
+
+
+def _listed(key: str) -> Iterator[Setting]:
+    section, _, name = key.rpartition(".")
+    models = _models(section)
+    if name == "type":
+        yield Setting(key, "required", f"One of {', '.join(map(_type_of, models))}.")
+        return
+    with_key = [model for model in models if name in model.model_fields]
+    same: dict[tuple[str, str], list[type[BaseModel]]] = {}
+    for model in with_key:
+        info = model.model_fields[name]
+        same.setdefault((_default(info), info.description or ""), []).append(model)
+    for (default, meaning), owners in same.items():
+        yield Setting(key, default, meaning, () if owners == models else tuple(map(_type_of, owners)))
+
+
+def _models(section: str) -> list[type[BaseModel]]:
+    """The classes that a section, by its dotted name, may be of."""
+    models: list[type[BaseModel]] = [Config]
+    for part in section.split(".") if section else ():
+        annotations = [model.model_fields[part].annotation for model in models if part in model.model_fields]
+        models = [model for annotation in annotations for model in _section_types(annotation)]
+    return models
+
+
+def _type_of(model: type[BaseModel]) -> str:
+    return str(get_args(model.model_fields["type"].annotation)[0])
+
+
+def _default(info: Any) -> str:
+    if info.is_required():
+        return "required"
+    default = info.get_default(call_default_factory=True)
+    return "unset" if default is None else json.dumps(default)
 
 
 def describe(info: Any) -> str:
+    """Meaning and default of a setting, as an error ends; "" for None."""
     if info is None:
         return ""
-    default = "" if info.is_required() else f" Default: {info.default!r}."
+    default = "" if info.is_required() else f" Default: {_default(info)}."
     return f"{info.description or ''}{default}"
-
-
-def all_settings() -> list[tuple[str, Any]]:
-    found = dict(settings())
-    for name in algorithms.available():
-        found |= dict(settings(algorithms.load(name).Config, "algorithm."))
-    return list(found.items())
 
 
 def _dotted(location: tuple[Any, ...]) -> str:
