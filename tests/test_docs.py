@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.serve.serving import serving
-from topd import config_file
+from topd import __version__, config_file
 from topd.cli import main
 from topd.report.watch import make_server
 from topd.run.catalogue import NAMES
+from topd.run.directory import environment
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "AGENTS.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -102,6 +103,15 @@ def test_links_lead_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
             assert target.startswith("http") or (page.parent / target).exists(), f"{name(page)} links to {target}"
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    cited = re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert newest is not None
+    assert cited is not None
+    assert {newest[1], cited[1]} == {__version__}
+    assert environment()["packages"]["topd"] == __version__
 
 
 def test_generated_pages_are_current() -> None:

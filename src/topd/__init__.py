@@ -6,7 +6,7 @@ if TYPE_CHECKING:
     from topd.api import evaluate, grade, rescore, topd_advantages, train
 
 __all__ = ["evaluate", "grade", "rescore", "topd_advantages", "train"]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> Any:

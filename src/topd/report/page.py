@@ -12,7 +12,6 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 from plotly.utils import PlotlyJSONEncoder
 
+from topd import __version__
 from topd.errors import ConfigError, RunStopped, first_line
 from topd.report.charts import COLORS, axes, charts, legend
 from topd.report.health.checks import verdicts
@@ -121,7 +121,7 @@ def render(
     headline = [row for run, label in zip(runs, labels, strict=True) for row in _headline(run, label)]
     page = _template().render(
         title=" and ".join(labels) if len(runs) < 4 else f"{len(runs)} runs",
-        version=version("topd"),
+        version=__version__,
         made=time.strftime("%Y-%m-%d %H:%M"),
         policy=_policy(script, served=watch is not None),
         watch=watch,

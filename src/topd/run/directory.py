@@ -19,7 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from topd import config_file
+from topd import __version__, config_file
 from topd.config import Config
 from topd.errors import ConfigError, first_line
 from topd.run import digests
@@ -243,7 +243,6 @@ def environment() -> dict[str, Any]:
     import torch
 
     packages = (
-        "topd",
         "torch",
         "transformers",
         "tokenizers",
@@ -256,7 +255,7 @@ def environment() -> dict[str, Any]:
         "httpx2",
     )
     return {
-        "packages": {name: found for name in packages if (found := _version(name))},
+        "packages": {"topd": __version__} | {name: found for name in packages if (found := _version(name))},
         "python": platform.python_version(),
         "platform": platform.platform(),
         "processor": platform.processor() or platform.machine(),

@@ -6,7 +6,6 @@ import functools
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from topd import __version__
 from topd.endpoint.bodies import parsed_bytes
 from topd.serve.answers import Spelling, completion_answer, score_answer, to_json
 from topd.serve.budget import Budget, Share
@@ -111,7 +111,7 @@ class _Api:
             "parent": None,
             "max_model_len": self.model.context_length,
             "topd": {
-                "version": version("topd"),
+                "version": __version__,
                 "fingerprint": self.worker.fingerprint,
                 "vocab_size": self.model.vocab_size,
                 "eos_token_ids": list(self.model.eos_token_ids),

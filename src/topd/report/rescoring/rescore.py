@@ -11,13 +11,12 @@ own settings: only if that gives the stored advantages back does the comparison 
 
 import re
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypedDict
 
 import numpy as np
 
-from topd import config_file
+from topd import __version__, config_file
 from topd.config import AlgorithmConfig
 from topd.errors import ConfigError, RunStopped
 from topd.report.rescoring.difference import FORMAT, Credited, Histogram, Joint, Row, binned, edges_for, row, sums_of
@@ -263,7 +262,7 @@ class _Comparison:
         return {
             "format": FORMAT,
             "name": name,
-            "topd_version": version("topd"),
+            "topd_version": __version__,
             "changed": {key: {"old": old.get(key), "new": new[key]} for key in given if old.get(key) != new[key]},
             "old": old,
             "new": new,
