@@ -101,8 +101,24 @@ def test_paths_settings_and_metrics_that_are_mentioned_exist(page: Path) -> None
 
 def test_links_lead_somewhere() -> None:
     for page in PAGES:
-        for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
-            assert target.startswith("http") or (page.parent / target).exists(), f"{name(page)} links to {target}"
+        for target, heading in re.findall(r"\]\(([^)#\s]+)(?:#([^)\s]+))?\)", page.read_text()):
+            path = page.parent / target
+            assert target.startswith("http") or path.exists(), f"{name(page)} links to {target}"
+            assert not heading or heading in headings(path), f"{name(page)} links to {target}#{heading}"
+
+
+def headings(page: Path) -> set[str]:
+    """Headings as links name them: lower case, blanks as hyphens, no other signs."""
+    texts = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", text.lower()).replace(" ", "-") for text in texts}
+
+
+def test_the_tree_of_the_code_names_what_is_there() -> None:
+    [tree] = re.findall(r"```\nsrc/topd/\n(.*?)^\w", (ROOT / "docs/code.md").read_text(), re.DOTALL | re.MULTILINE)
+    named = re.findall(r"^  (\S+)", tree, re.MULTILINE)
+    assert {path for path in named if not (ROOT / "src/topd" / path).exists()} == set()
+    stages = {f"{path.name}/" for path in (ROOT / "src/topd").iterdir() if (path / "__init__.py").is_file()}
+    assert stages <= {*named, "algorithms/"}
 
 
 def test_the_version_is_the_same_everywhere() -> None:
