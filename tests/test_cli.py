@@ -323,6 +323,21 @@ def test_signals_are_handled_as_before_once_the_command_is_done() -> None:
     assert [signal.getsignal(signum) for signum in stopping_signals()] == before
 
 
+def test_a_signal_once_all_is_done_does_not_change_the_exit_code(tmp_path: Path) -> None:
+    """While threads are waited for, and in what runs at the very end."""
+    (tmp_path / "end.py").write_text(
+        "import atexit, os, signal, threading, time\nfrom topd import cli\n"
+        "class Late:\n    def __del__(self):\n        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "late = Late()\n"
+        "def wait():\n    time.sleep(0.3)\n    os.kill(os.getpid(), signal.SIGTERM)\n    time.sleep(5)\n"
+        "import sys\nif sys.argv.pop() == 'thread': threading.Thread(target=wait).start()\n"
+        "cli._main = lambda words: 0\ncli.command()\n"
+    )
+    for moment in ("thread", "end"):
+        done = subprocess.run([sys.executable, str(tmp_path / "end.py"), moment], capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, ""), moment
+
+
 def test_under_nohup_a_closed_terminal_stops_nothing() -> None:
     handler = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

@@ -1,7 +1,5 @@
 """`python -m topd` is the `topd` command."""
 
-import sys
+from topd.cli import command
 
-from topd.cli import main
-
-sys.exit(main())
+command()

@@ -1,6 +1,7 @@
 """The command line: parse, call, print. `topd VERB --help` explains each verb; every setting is `--section.key value`."""
 
 import argparse
+import atexit
 import contextlib
 import dataclasses
 import errno
@@ -59,6 +60,15 @@ SERVE_EPILOG = """
 routes: /v1/completions /v1/score /v1/models /tokenize /detokenize /health /metrics
 exit codes: 0 stopped by SIGINT or SIGTERM; 2 the model, the port or an option cannot be used
 """
+
+
+def command() -> None:
+    """`topd` in a shell. A signal that comes when all is done, while Python ends, does not change the exit code."""
+    code = main()
+    for signum in stopping_signals():
+        signal.signal(signum, lambda *_: os._exit(code))  # while threads are waited for
+        atexit.register(signal.signal, signum, signal.SIG_IGN)
+    sys.exit(code)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
