@@ -307,7 +307,7 @@ def test_a_signal_before_the_run_begins_ends_with_a_word(tmp_path: Path, signum:
     text = f"try: {send}\nexcept BaseException: pass" if moment == "during an import" else f"def send(*_): {send}"
     (tmp_path / "sender.py").write_text(f"import os\n{text}\nsend = globals().get('send', lambda *_: 0)\n")
     (tmp_path / "start.py").write_text(
-        "import sys\nfrom topd import cli\n"
+        "import signal, sys\nsignal.signal(signal.SIGHUP, signal.SIG_DFL)\nfrom topd import cli\n"  # under nohup too
         "def command(*_):\n    import sender\n    return sender.send()\n"
         "cli._config = command\nsys.exit(cli.main(['config', '--keys']))\n"
     )
@@ -345,8 +345,9 @@ def test_under_nohup_a_closed_terminal_stops_nothing() -> None:
         with interruptible(), uninterrupted():
             signal.raise_signal(signal.SIGHUP)
     finally:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        assert signal.SIGHUP in stopping_signals()
         signal.signal(signal.SIGHUP, handler)
-    assert signal.SIGHUP in stopping_signals()
 
 
 @pytest.mark.parametrize("path", ["x" * 5000, "a\0b"], ids=["too long", "a NUL"])

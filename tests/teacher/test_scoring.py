@@ -22,8 +22,8 @@ def test_recomputed_log_probs_replace_the_sampled_ones_and_keep_them(tmp_path: P
     groups = parts.engine.generate(list(parts.prompts.prompts[:2]), SamplingParams(n=2, max_tokens=12))
     ask = dict(grader=parts.grader, teacher=parts.teacher, temperature=1.0, max_tokens=1000)
     scored = score(groups, engine=parts.engine, **ask)
-    sampled = torch.cat([part for item in score(groups, engine=None, **ask) for part in item.old_logprobs])
-    found = torch.cat([part for item in scored for part in item.old_logprobs])
+    sampled = torch.cat([part for item in score(groups, engine=None, **ask) for part in item.evidence.by_rollout("old_logprobs")])
+    found = torch.cat([part for item in scored for part in item.evidence.by_rollout("old_logprobs")])
     difference = float((sampled - found).abs().max())
     assert difference == 0 if dtype == "float32" else 1e-5 < difference < 0.3
     assert all(item.group is group for item, group in zip(scored, groups, strict=True))
@@ -38,7 +38,7 @@ def test_grades_and_errors_of_the_grader_are_per_group(tmp_path: Path) -> None:
     scored = score(groups, grader=grader, teacher=None, engine=None, temperature=1.0, max_tokens=1000)
     grader.close()
     assert [item.num_grader_errors for item in scored] == [2, 0]
-    assert [item.rewards.tolist() for item in scored] == [[0.0, 0.0], [1.0, 1.0]]
+    assert [item.evidence["rewards"].tolist() for item in scored] == [[0.0, 0.0], [1.0, 1.0]]
 
 
 @pytest.mark.parametrize(
