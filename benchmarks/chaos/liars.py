@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx2
 import pyarrow.parquet as pq
-from benchmarks.chaos.cases import Ended, Journal, Outcome, difference, finish, fresh, run, serving, start, warnings, write_config
+from benchmarks.chaos.cases import Ended, Journal, Outcome, difference, finish, fresh, run, serving, start, write_config
 from safetensors.torch import load
 from tests.endpoint import proxy as faults
 from tests.endpoint.proxy import Exchange, Fault, Reply, named, proxying
@@ -222,9 +222,9 @@ class Liars:
             return "refused", ended.last_words
         untrue = self.untrue(directory, temperature)
         if untrue:
-            return "named" if any(
-                "WARNING  teacher" in line for line in warnings(ended)
-            ) else "silent", f"{untrue}; {ended.last_words}"
+            marks = ("WARNING  teacher", "not proven  teacher")
+            is_named = any(mark in ended.output for mark in marks)
+            return "named" if is_named else "silent", f"{untrue}; {ended.last_words}"
         if ended.code == 3:
             again = run("train", config, "--run.resume", "true")
             if again.code != 0:

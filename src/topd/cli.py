@@ -206,7 +206,8 @@ def _probe(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     if not checks:
         raise ConfigError("there is nothing to probe: this algorithm neither samples nor asks a teacher.")
     for check in checks:
-        print(f"{'FAIL' if not check.ok else 'WARN' if check.warning else 'ok  '}  {check.name}: {check.detail}")
+        verdict = "FAIL" if not check.ok else "WARN" if check.warning else "note" if check.unproven else "ok  "
+        print(f"{verdict}  {check.name}: {check.detail}")
     return 0 if all(check.ok for check in checks) else ConfigError.exit_code
 
 

@@ -55,6 +55,9 @@ def run(config: Config, display: Display | None = None) -> dict[str, Any]:
             vocabulary.write(directory.vocabulary, entries(parts.student), directory.digests.note)
             for warning in [*lost, *(f"{check.name}: {check.detail}" for check in checks if check.warning)]:
                 display.line(f"WARNING  {warning}")
+            for check in checks:
+                if check.unproven and not check.warning:
+                    display.line(f"not proven  {check.name}: {check.detail}")
             return Run(parts, directory, display, trackers).to_the_end()
 
 

@@ -215,9 +215,13 @@ def test_a_served_teacher_is_compared_with_its_weights_where_they_are_at_hand(tm
         proxy.give(faults.always(all_rows(lambda numbers: [x - 0.2 for x in numbers])))
         assert not comparing(proxy.url)[0].ok
         absent, _ = comparing(other, teacher__name="teacher")
-        assert absent.ok
-        assert "not at hand" in absent.detail
+        assert (absent.ok, absent.warning, absent.unproven) == (True, True, True)
+        assert "log-probs are the student's own" in absent.detail
+        assert "not at hand, so nothing proves which model answers" in absent.detail
         taken, (key, _) = comparing(other, teacher__name="teacher", teacher__tokenizer=str(BUILTIN / "tiny-teacher"))
         assert (taken.ok, key) == (False, "teacher.tokenizer")
         lent, _ = comparing(other, teacher__name="teacher", teacher__tokenizer=str(BUILTIN / "tiny-student"))
         assert "not at hand" in lent.detail
+    with serving(name="teacher") as base:
+        absent, _ = comparing(base, teacher__name="teacher")
+        assert (absent.ok, absent.warning, absent.unproven) == (True, False, True)

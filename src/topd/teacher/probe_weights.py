@@ -12,9 +12,12 @@ from topd.errors import ConfigError, first_line
 from topd.models.language_model import LanguageModel
 from topd.models.load import load, place
 from topd.models.logprobs import TokenGroup, Tokens, score_groups
-from topd.models.proof import distance, make_canary
+from topd.models.proof import distance, make_canary, probe_logprobs
 from topd.teacher.endpoint import EndpointTeacher
 from topd.teacher.teacher import Check, Scores
+
+SAME_MODEL = 0.02
+"""Nats, mean difference: rounding of a server is below it, another model of the same family is not."""
 
 LARGEST_WEIGHTS = 2_000_000_000
 """Bytes of weight files that are loaded for a comparison, for as long as it takes."""
@@ -24,18 +27,17 @@ def check_weights(teacher: EndpointTeacher, student: LanguageModel, groups: Sequ
     """The served numbers of the canary and of the probe's rollouts are those of the weights, as far as precision allows."""
     name, role = "teacher weights", teacher.role
     key, source = weights_at_hand(teacher, student)
-    if source is None:
-        detail = f"not compared: they are not at hand. Set {role}.tokenizer to the teacher's folder to have it done"
-        return Check(name=name, ok=True, detail=f"{detail} (up to {LARGEST_WEIGHTS / 1e9:g} GB)")
-    try:
-        model = load(source, dtype=teacher.config.dtype, device=student.device, role=role)
-    except ConfigError as error:
-        return Check(name=name, ok=True, detail=f"not compared: {first_line(error)}")
     asked = [make_canary(student.tokenizer), *(Tokens(group.prompt_ids, group.completions) for group in groups)]
     try:
         served = teacher.log_probs(asked, temperature=1.0)
     except Fault as fault:
         return Check(name=name, ok=False, detail=f"the teacher could not be asked: {fault}")
+    if source is None:
+        return _not_compared(role, distance(_flat(served[:1]), probe_logprobs(student, asked[:1])))
+    try:
+        model = load(source, dtype=teacher.config.dtype, device=student.device, role=role)
+    except ConfigError as error:
+        return Check(name=name, ok=True, detail=f"not compared: {first_line(error)}", unproven=True)
     own = score_groups(model, asked, max_tokens=4096)
     off = [distance(_flat(a), _flat(b)) for a, b in ((served[:1], own[:1]), (served[1:], own[1:]))]
     detail = (
@@ -50,6 +52,20 @@ def check_weights(teacher: EndpointTeacher, student: LanguageModel, groups: Sequ
         detail=f"{detail}; {CANARY_TOLERANCE:g} allowed. The servers have other weights, another precision, or change the "
         f"numbers. Serve those weights, or set {role}.tokenizer to a folder that holds the tokenizer alone.",
     )
+
+
+def _not_compared(role: str, from_student: float) -> Check:
+    """`from_student`: nats between the served numbers and the student's own, which no other model has."""
+    detail = (
+        f"not compared: they are not at hand, so nothing proves which model answers. Set {role}.tokenizer to the teacher's "
+        f"folder to have it done (up to {LARGEST_WEIGHTS / 1e9:g} GB)"
+    )
+    is_student = from_student <= SAME_MODEL
+    if is_student:
+        detail = (
+            f"the servers' log-probs are the student's own ({from_student:.2g} nats apart): do they serve the student? {detail}"
+        )
+    return Check(name="teacher weights", ok=True, detail=detail, warning=is_student, unproven=True)
 
 
 def weights_at_hand(teacher: EndpointTeacher, student: LanguageModel) -> tuple[str, str | None]:

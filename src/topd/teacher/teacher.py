@@ -24,6 +24,8 @@ class Check:
     detail: str
     warning: bool = False
     """It is no reason to stop, and a reason to look."""
+    unproven: bool = False
+    """Nothing could be compared."""
 
 
 @dataclass(frozen=True, slots=True)
