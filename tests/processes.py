@@ -62,7 +62,8 @@ def _run(words: tuple[str, ...], environment: Mapping[str, str], output: Connect
     for descriptor in (1, 2):
         os.dup2(output.fileno(), descriptor)
     output.close()
-    sys.stdout, sys.stderr = (os.fdopen(descriptor, "w", 1) for descriptor in (1, 2))  # the old ones remember what was there
+    # the old ones remember what was there
+    sys.stdout, sys.stderr = (os.fdopen(descriptor, "w", 1, errors="backslashreplace") for descriptor in (1, 2))
     os.environ.update(environment)
     sys.argv = ["topd", *words]
     if limit is not None:
