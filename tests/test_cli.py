@@ -263,7 +263,7 @@ def test_weights_of_another_shape_are_named(tmp_path: Path, config: str, capsys:
     assert main(["train", config, "--student.name", str(folder)]) == 2
     message = capsys.readouterr().err
     assert "mlp.down_proj.weight has shape [" in message
-    assert "its config.json asks for [" in message
+    assert "its config.json requires [" in message
     assert "report" not in message
 
 

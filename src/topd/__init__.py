@@ -10,7 +10,7 @@ __version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> Any:
-    """The functions of `topd.api`, imported when first used: `topd --help` need not wait for torch."""
+    """Import the functions of `topd.api` on first use, so that `topd --help` does not wait for torch."""
     if name in __all__:
         from topd import api
 

@@ -11,7 +11,7 @@ from topd.config import Config
 
 
 def train(config: "Config | str | Path | Mapping[str, Any]", *overrides: str) -> dict[str, Any]:
-    """Run the main job and return what summary.json holds.
+    """Run the main job and return the contents of summary.json.
 
     `config`: a `Config`, the path of a TOML file, the name of a shipped one, or a nested mapping; `overrides` are the command
     line's words, for example `topd.train("quickstart", "--run.steps", "4")`.
@@ -25,7 +25,7 @@ def train(config: "Config | str | Path | Mapping[str, Any]", *overrides: str) ->
 def evaluate(model: str | Path, config: "Config | str | Path | Mapping[str, Any]", *overrides: str) -> list[dict[str, Any]]:
     """avg@k, pass@k, intervals and settings of a model on the configuration's benchmarks: one row per benchmark.
 
-    `model` is named as `student.name` is; the configuration says which problems and how they are sampled.
+    `model` is named like `student.name`; the configuration defines the problems and the sampling.
     """
     from topd import config_file
     from topd.eval.standalone import evaluate_model
@@ -36,11 +36,11 @@ def evaluate(model: str | Path, config: "Config | str | Path | Mapping[str, Any]
 def grade(
     config: "Config | str | Path | Mapping[str, Any]", rows: Iterable[Mapping[str, Any]], *overrides: str
 ) -> list[dict[str, Any]]:
-    """Completions of your own, graded by the configuration's task: {"extracted", "grade", "error"} for every row, in order.
+    """Grade given completions by the configuration's task: {"extracted", "grade", "error"} for every row, in order.
 
-    A row is {"answer": ..., "completion": ...}; `question` finds the item of a reasoning_gym task, whose scorer may need more
-    than the answer. `extracted` is the final answer that was compared, None if there is none; `grade` is in [0, 1]; `error` says
-    why a grade could not be computed. Raises ConfigError for rows of another form.
+    A row is {"answer": ..., "completion": ...}; `question` selects the item of a reasoning_gym task, whose scorer may need more
+    than the answer. `extracted` is the final answer that was compared, None if there is none; `grade` is in [0, 1]; `error` is
+    the reason if no grade could be computed. Raises ConfigError for rows of another form.
     """
     from topd import config_file
     from topd.tasks.regrade import grade_rows
@@ -49,7 +49,7 @@ def grade(
 
 
 def rescore(run: str | Path, *overrides: str) -> dict[str, Any]:
-    """The credit of a run's stored rollouts under other settings, compared with its own; also written to RUN/rescores/NAME.json.
+    """Recompute the credit of a run's stored rollouts under other settings and compare; also writes RUN/rescores/NAME.json.
 
     `overrides` are the command line's words: `topd.rescore("runs/mine", "--algorithm.alpha", "0.1")`. The keys are those of
     `topd.report.rescoring.rescore.Rescore`. Raises ConfigError for what cannot be recomputed.

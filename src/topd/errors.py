@@ -1,4 +1,4 @@
-"""The two ways a run may end early, each with the exit code of the command line."""
+"""Errors that end a run early, each with the exit code of the command line."""
 
 import re
 
@@ -6,9 +6,9 @@ LONGEST_WORD = 400
 
 
 class TopdError(Exception):
-    """An error with a message for a person: what happened, why, what to do. Shown without a traceback.
+    """An error with a message for the user: event, cause, remedy. Printed without a traceback.
 
-    Of a word longer than LONGEST_WORD, a value as it was found, the message shows the beginning.
+    A word longer than LONGEST_WORD, such as a value of the input, is shortened to its beginning.
     """
 
     exit_code = 1
@@ -20,18 +20,18 @@ class TopdError(Exception):
 
 
 def first_line(error: BaseException) -> str:
-    """What a library's exception says, in one line; its type if it says nothing. A list after a colon belongs to that line."""
+    """Message of a library's exception in one line, with a list that follows a colon; its type if the message is empty."""
     first, *others = (str(error).strip() or type(error).__name__).splitlines()
     return " ".join(f"{first} {' '.join(others)}".split())[:400] if first.rstrip().endswith(":") else first
 
 
 class ConfigError(TopdError, ValueError):
-    """The user's input cannot be used. Raised before anything is spent."""
+    """Unusable input. Raised before any computation."""
 
     exit_code = 2
 
 
 class RunStopped(TopdError, RuntimeError):
-    """A run met a failure it could not ride out. What was saved stays valid, and the run can be resumed."""
+    """A failure that ends a run. Everything saved stays valid, and the run can be resumed."""
 
     exit_code = 3

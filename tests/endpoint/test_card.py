@@ -46,7 +46,7 @@ def test_a_value_of_a_wrong_type_or_size_is_a_fault_that_names_it(where, fields)
     with pytest.raises(BadAnswer) as caught:
         read(card(**fields))
     said = str(caught.value)
-    assert said.startswith(f"http://h/v1/models is no list of models: {where}: ")
+    assert said.startswith(f"http://h/v1/models returned no valid list of models: {where}: ")
     assert len(said) < 200
     assert said.isprintable()
 
@@ -63,7 +63,7 @@ BROKEN = [
 
 @pytest.mark.parametrize("content", [*BROKEN, {"data": None}, {"data": {"id": "m"}}, {"data": [1]}, [], {}, None])
 def test_what_is_no_list_of_models_is_a_fault(content):
-    with pytest.raises(BadAnswer, match="is no list of models: "):
+    with pytest.raises(BadAnswer, match="returned no valid list of models: "):
         read(content)
 
 

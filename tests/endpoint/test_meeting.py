@@ -40,7 +40,7 @@ def test_what_was_met_is_read_to_the_bit(tmp_path):
 def test_what_is_no_meeting_is_named_even_where_no_digest_tells(tmp_path, text):
     path = tmp_path / "teachers.json"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=r"teachers\.json is damaged: .*Put it back; or delete it"):
+    with pytest.raises(ConfigError, match=r"teachers\.json is damaged: .*Restore it; or delete it"):
         read(path, Digests(tmp_path))
 
 

@@ -354,8 +354,8 @@ def test_a_replica_that_is_back_says_so_with_its_reason_before(clock, caplog):
     caplog.set_level(logging.WARNING)
     asking(clock, pool_of(Scripted(outcomes=down(3))))
     assert [record.getMessage() for record in caplog.records] == [
-        "http://a is left alone until it is well again: reset",
-        "http://a is back",
+        "http://a marked unhealthy, no requests until its health check passes: reset",
+        "http://a is healthy again",
     ]
 
 
@@ -410,7 +410,7 @@ def test_one_that_is_trusted_is_waited_for_with_patience(clock):
         assert clock.monotonic() == began
         for replica in (back, gone):
             pool.distrust(replica, replica.ill)
-        with pytest.raises(Unavailable, match="no server has come back for 20 s: http://back is down; http://gone is down"):
+        with pytest.raises(Unavailable, match="no server was healthy for 20 s: http://back is down; http://gone is down"):
             await pool.wait_for_one()
         waiting = asyncio.create_task(pool.wait_for_one())
         await asyncio.sleep(0.1)

@@ -158,7 +158,7 @@ def test_one_model_is_chosen_by_id_by_root_or_because_it_is_alone(right, tokeniz
 def test_what_is_no_list_of_models_is_refused(right, tokenizer, fault):
     with proxying(right[0]) as proxy:
         proxy.give(faults.always(fault), "models")
-        assert "/v1/models is no list of models" in refusal(served_by(proxy.url, tokenizer=tokenizer))
+        assert "/v1/models returned no valid list of models" in refusal(served_by(proxy.url, tokenizer=tokenizer))
 
 
 CARD_KEYS = ("id", "root", "max_model_len", "topd", "eos_token_ids", "fingerprint", "data")
@@ -191,7 +191,7 @@ def test_a_server_that_gives_no_log_probs_is_refused_with_all_that_was_tried(rig
     with proxying(right[0]) as proxy:
         proxy.give(faults.always(faults.status(404)))
         said = refusal(served_by(proxy.url, tokenizer=tokenizer))
-    assert "gives no log-probs of given tokens. Tried:" in said
+    assert "returns no log-probs of given tokens. Tried:" in said
     assert [word in said for word in ("topd", "SGLang", "prompt_logprobs", "echo")] == [True] * 4
 
 
@@ -447,7 +447,7 @@ def test_the_first_meeting_ends_with_patience_however_many_forms_fail(tokenizer,
 
     async def meet():
         began = clock.monotonic()
-        with pytest.raises(Fault, match="come again" if busy else r"gives no log-probs of given tokens\. Tried:\n    topd"):
+        with pytest.raises(Fault, match="come again" if busy else r"returns no log-probs of given tokens\. Tried:\n    topd"):
             await served_by(tokenizer=tokenizer, patience_s=patience)._meet(replica)
         return clock.monotonic() - began
 

@@ -147,7 +147,7 @@ def test_an_export_that_is_another_model_is_noticed_and_not_kept(broken, tmp_pat
     export(Policy(model), tmp_path / "model")
     before = (tmp_path / "model/config.json").read_bytes()
     monkeypatch.setattr(Policy, "merged", broken)
-    with pytest.raises(RunStopped, match=r"would not be the model that was trained: .* off by .* nats.*--run\.resume true"):
+    with pytest.raises(RunStopped, match=r"would not hold the trained model: .* off by .* nats.*--run\.resume true"):
         export(Policy(model), tmp_path / "model")
     assert (tmp_path / "model/config.json").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
@@ -178,7 +178,7 @@ def test_a_run_whose_export_is_wrong_stops_resumably_and_keeps_its_checkpoint(tm
     tree = tiny_config(tmp_path / "run", student__lora=lora, run__steps=1, eval__max_problems=1, eval__teacher=False)
     with monkeypatch.context() as patch:
         patch.setattr(Policy, "merged", without_adapters)
-        with pytest.raises(RunStopped, match="would not be the model that was trained"):
+        with pytest.raises(RunStopped, match="would not hold the trained model"):
             run(config_file.load(tree))
     assert not (tmp_path / "run/model").exists()
     assert not (tmp_path / "run/summary.json").exists()

@@ -127,8 +127,8 @@ def test_a_server_that_is_away_for_a_while_changes_nothing(tmp_path, teacher, he
         train(served_config(tmp_path, proxy.url), at(2, lambda: proxy.give(faults.first(5, faults.reset_before_headers))))
     assert results(tmp_path) == healthy
     said = [record.getMessage() for record in caplog.records if record.name == "topd.endpoint"]
-    assert "is left alone until it is well again" in said[0]
-    assert said[1].endswith("is back")
+    assert "marked unhealthy, no requests until its health check passes" in said[0]
+    assert said[1].endswith("is healthy again")
 
 
 LAME = (faults.reset_before_headers, faults.stall, faults.status(429), BAD_KINDS["topd"][0], "another model")
@@ -154,7 +154,7 @@ ENDLESS = {
     faults.stall: "did not answer within 0.6 s",
     faults.status(429, retry_after="0.2"): "nothing succeeded for 0.6 s: .* answered 429",
     faults.status(307, location="http://127.0.0.1:9/"): "answered 307: no",
-    faults.edited("nan", faults.NUMBERS["nan"]): "nan is no log-prob of a sampled token",
+    faults.edited("nan", faults.NUMBERS["nan"]): "nan cannot be the log-prob of a sampled token",
 }
 
 
@@ -201,7 +201,7 @@ def test_a_resumed_run_knows_its_teacher_whatever_became_of_the_scores(tmp_path,
             train(again)
         met = (folder / "teachers.json").read_text()
         (folder / "teachers.json").write_text(met.replace("-", "-1", 1))
-        with pytest.raises(ConfigError, match=r"teachers\.json is damaged: it is not what was written .*Put it back"):
+        with pytest.raises(ConfigError, match=r"teachers\.json is damaged: it is not what was written .*Restore it"):
             train(again)
         (folder / "teachers.json").unlink()
         capsys.readouterr()

@@ -1,4 +1,4 @@
-"""One module per algorithm; `algorithm.type = "topd"` names the module `topd.algorithms.topd`. There is no registry to edit."""
+"""One module per algorithm; `algorithm.type = "topd"` selects the module `topd.algorithms.topd`. There is no registry to edit."""
 
 import difflib
 import importlib
@@ -16,7 +16,7 @@ def available() -> list[str]:
 
 
 def load(name: str) -> Algorithm:
-    """The algorithm's module. Raises ConfigError for a name that is no module here."""
+    """The algorithm's module. Raises ConfigError for an unknown name."""
     if name not in available():
         close = difflib.get_close_matches(name, available(), n=1)
         hint = f" Did you mean '{close[0]}'?" if close else ""
@@ -25,5 +25,5 @@ def load(name: str) -> Algorithm:
 
 
 def bind(config: AlgorithmConfig) -> Method:
-    """The algorithm that a configuration names, with it."""
+    """Bind a configuration to the algorithm that it names."""
     return Method(load(config.type), config)

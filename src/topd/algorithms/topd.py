@@ -58,11 +58,11 @@ class Config(AlgorithmConfig):
     rounding: float | None = Field(
         None,
         ge=0,
-        description="Nats. A group whose log-ratios have a root mean square no larger has no signal: its advantages are 0. "
-        "Unset: 0.1 where trainer, teacher or rollout servers compute in bfloat16, 1e-4 elsewhere.",
+        description="Nats. A group whose log-ratios have at most this root mean square has no signal: its advantages are 0. "
+        "Default: 0.1 where trainer, teacher or rollout servers compute in bfloat16, 1e-4 elsewhere.",
     )
     reward: Literal["proximal", "log_ratio", "clipped", "power", "floor"] = Field(
-        "proximal", description="Per-token reward. Others than proximal are for comparisons and ignore alpha."
+        "proximal", description="Per-token reward. All except proximal are for comparisons and do not use alpha."
     )
     reward_bound: float = Field(
         5.0, gt=0, description="clipped: rewards lie in -bound, bound. floor: they are never below -bound."
@@ -74,7 +74,7 @@ class Config(AlgorithmConfig):
     discount: float = Field(0.95, ge=0, le=1, description="discounted: weight of the next token's return.")
     normalize: Literal["group_tokens", "group_rollouts", "batch_tokens", "none"] = Field(
         "group_tokens",
-        description="What returns are standardised over. group_rollouts: by the mean and std of the completions' mean returns.",
+        description="Scope of standardisation. group_rollouts: by the mean and std of the completions' mean returns.",
     )
 
     def in_precision(self, dtype: Dtype) -> "Config":
@@ -88,7 +88,7 @@ class Config(AlgorithmConfig):
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> "Config":
-        """A key that the chosen reward, return or normalisation does not read must be left at its default."""
+        """Refuse a key that the chosen reward, return or normalisation does not read, unless it has its default."""
         read_by = {
             "alpha": self.reward == "proximal",
             "reward_bound": self.reward in ("clipped", "floor"),

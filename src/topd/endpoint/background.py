@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for a program whose main thread computes."""
+"""An event loop in a background thread, for a program whose main thread computes."""
 
 import asyncio
 import threading
@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 LAST_WORDS = "topd-last-words"
-"""Name of tasks that `close` lets finish, for a few seconds: what a server must still be told."""
+"""Name of tasks that `close` lets finish, up to LAST_WORDS_S seconds: final messages to a server."""
 
 LAST_WORDS_S = 10.0
 
 
 class Background:
-    """Runs coroutines beside the main thread, once there is one. `close` cancels whatever still runs."""
+    """Runs coroutines beside the main thread. The thread starts with the first coroutine; `close` cancels those still running."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -23,7 +23,7 @@ class Background:
         self._closed = False
 
     def at_close(self, closer: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """What `close` has to run, once all else is cancelled."""
+        """Register a coroutine that `close` runs after cancelling all others."""
         self._closers.append(closer)
 
     def _started(self) -> asyncio.AbstractEventLoop:
@@ -34,7 +34,7 @@ class Background:
         return self._loop
 
     def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Start it; the future belongs to the caller. After `close` it is cancelled from the start."""
+        """Start it and return its future. After `close` the future is cancelled from the start."""
         if self._closed:
             work.close()
             refused: Future[T] = Future()
@@ -52,7 +52,7 @@ class Background:
             raise
 
     def close(self) -> None:
-        """Cancel all that runs, and end the thread. May be called twice."""
+        """Cancel all running coroutines and end the thread. May be called twice."""
         if self._closed:
             return
         self._closed = True
@@ -76,7 +76,7 @@ class Background:
 
 
 async def all_or_none(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """What all of them give, in order. When one fails, the others are cancelled."""
+    """Results of all coroutines, in order. When one fails, the others are cancelled."""
     tasks = [asyncio.create_task(work) for work in works]
     try:
         return await asyncio.gather(*tasks)

@@ -1,15 +1,15 @@
 """Memory of a JSON body as Python objects, estimated from its bytes before it is parsed."""
 
 TEXT, WIDE_TEXT = 2, 8
-"""Bytes in memory of each byte of text, beside the body itself; wide where one character can make a whole string wide."""
+"""Bytes in memory per byte of text, besides the body itself; wide where one character can make a whole string wide."""
 
 OBJECTS = ((b"{", 240), (b"[", 88), (b",", 40), (b":", 128), (b'"', 32))
-"""Bytes in memory of the object that each character begins or separates, a little more than CPython uses; pairs are listed
-before they are keyed."""
+"""Bytes in memory of the object that each character begins or separates, slightly above CPython's use; the parser lists the pairs
+of an object before it builds the dict."""
 
 
 def parsed_bytes(body: bytes | bytearray) -> int:
-    """An upper bound of the memory of `json.loads(body)` while it runs, within some percent.
+    """Upper bound of the memory of `json.loads(body)` while it runs, accurate to a few percent.
 
     Characters inside strings count too. 31 MB of text take 90 MB by this measure, `[[],[],...]` of 31 MB 1.4 GB.
     """

@@ -1,4 +1,4 @@
-"""Answers on disk, so that a run that goes on after a crash does not ask again what it was already told.
+"""Scores on disk, so that a run resumed after a crash does not repeat requests that were already answered.
 
 SQLite: one file, safe against kill -9, no pickle. Keys are digests of the teacher's identity and the token ids.
 """
@@ -33,36 +33,41 @@ class ScoreCache:
         with self._open():
             path.parent.mkdir(parents=True, exist_ok=True)
             self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-            self._database.execute("PRAGMA locking_mode = EXCLUSIVE")  # else WAL needs memory that network folders cannot share
+            self._database.execute(
+                "PRAGMA locking_mode = EXCLUSIVE"
+            )  # WAL otherwise needs shared memory, which network folders lack
             self._database.execute("PRAGMA journal_mode = WAL")
             self._database.execute("PRAGMA synchronous = NORMAL")
             self._database.execute("CREATE TABLE IF NOT EXISTS scores (key BLOB PRIMARY KEY, generation INTEGER, logprobs BLOB)")
-            self._database.execute("UPDATE scores SET generation = 0")  # whatever a damaged file says
+            self._database.execute("UPDATE scores SET generation = 0")  # a damaged file may hold any generation
             self.generation = 0
 
     def get(self, identity: str, group: TokenGroup) -> list[Tensor | None]:
-        """What is known of a group's completions, in order."""
+        """Stored log-probs of a group's completions, in order; None for those not stored."""
         with self._open():
             return [self._get(key, len(c)) for key, c in zip(_keys(identity, group), group.completions, strict=True)]
 
     def _get(self, key: bytes, length: int) -> Tensor | None:
-        is_blob = "typeof(logprobs) = 'blob'"  # which a damaged one need not be
+        is_blob = "typeof(logprobs) = 'blob'"  # a damaged file may hold other types
         row = self._database.execute(f"SELECT logprobs FROM scores WHERE key = ? AND {is_blob}", (key,)).fetchone()
-        if row is None or len(row[0]) != 4 * length + SEAL:  # or an older version's, without a digest
+        if row is None or len(row[0]) != 4 * length + SEAL:  # an older version stored no digest
             return None
         numbers, seal = row[0][:-SEAL], row[0][-SEAL:]
-        return _unpack(numbers) if seal == _seal(key, numbers) else None  # damaged: it is asked for again
+        if seal != _seal(key, numbers):
+            return None  # damaged: request it again
+        return torch.from_numpy(np.frombuffer(numbers, dtype="<f4").copy())
 
     def put(self, identity: str, group: TokenGroup, logprobs: Sequence[Tensor]) -> None:
-        pairs = zip(_keys(identity, group), logprobs, strict=True)
-        rows = [(key, self.generation, (numbers := _pack(part)) + _seal(key, numbers)) for key, part in pairs]
+        stored = [part.numpy().astype("<f4").tobytes() for part in logprobs]
+        pairs = zip(_keys(identity, group), stored, strict=True)
+        rows = [(key, self.generation, numbers + _seal(key, numbers)) for key, numbers in pairs]
         with self._open():
             self._database.execute("BEGIN")
             self._database.executemany("INSERT OR REPLACE INTO scores VALUES (?, ?, ?)", rows)
             self._database.execute("COMMIT")
 
     def step_done(self) -> None:
-        """Forget what belongs to steps whose rollouts are stored."""
+        """Delete the scores of steps whose rollouts are stored."""
         with self._open():
             self._database.execute("DELETE FROM scores WHERE generation <= ?", (self.generation - KEEP_STEPS + 1,))
         self.generation += 1
@@ -72,28 +77,20 @@ class ScoreCache:
 
     @contextmanager
     def _open(self) -> Iterator[None]:
-        """One user at a time; what SQLite cannot do (a full disk, a damaged file) becomes RunStopped."""
+        """Lock the database; SQLite's failures (a full disk, a damaged file) become RunStopped."""
         try:
             with self._lock:
                 yield
         except (OSError, sqlite3.Error) as error:
             raise RunStopped(
-                f"{self.path} cannot be used: {error}. Free some space, or delete that file (scores are then asked for again), "
-                "and run the same command with --run.resume true."
+                f"{self.path} cannot be used: {error}. Free some space, or delete that file (its scores are then requested "
+                "again), and run the same command with --run.resume true."
             ) from error
 
 
-def _pack(logprobs: Tensor) -> bytes:
-    return logprobs.numpy().astype("<f4").tobytes()
-
-
 def _seal(key: bytes, numbers: bytes) -> bytes:
-    """A digest of an entry, kept behind its numbers."""
+    """Digest of an entry, stored after its numbers."""
     return hashlib.sha256(key + numbers).digest()[:SEAL]
-
-
-def _unpack(stored: bytes) -> Tensor:
-    return torch.from_numpy(np.frombuffer(stored, dtype="<f4").copy())
 
 
 def _keys(identity: str, group: TokenGroup) -> list[bytes]:

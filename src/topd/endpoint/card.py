@@ -1,4 +1,4 @@
-"""What a server says of the models it serves: its answer to GET /v1/models, checked before any of it is used or shown."""
+"""Cards of a server's models: its answer to GET /v1/models, checked before any of it is used or printed."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -8,29 +8,27 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from topd.endpoint.faults import BadAnswer
 
 LARGEST = 2**31 - 1
-"""The highest token id and the longest context that any model has."""
+"""Bound of token ids and context lengths, above those of any model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedCard:
-    """What a server says of one model."""
+    """One model as a server describes it."""
 
     id: str
     root: str
     context_length: int | None
     fingerprint: str | None
-    """Digest of the weights, where the server tells it (`topd serve`)."""
+    """Digest of the weights, if the server sends it (`topd serve` does)."""
     eos_token_ids: tuple[int, ...] | None
 
 
 def read_cards(url: str, body: bytes) -> list[ServedCard]:
-    """The cards in an answer of the server at `url`. Raises BadAnswer naming the first value that cannot be used."""
+    """Cards in an answer of the server at `url`. Raises BadAnswer naming the first invalid value."""
     try:
         cards = _Cards.model_validate_json(body).data
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        said = ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
-        raise BadAnswer(f"{url}/v1/models is no list of models: {said}") from None
+        raise BadAnswer(f"{url}/v1/models returned no valid list of models: {first_problem(error)}") from None
     return [
         ServedCard(
             id=card.id,
@@ -43,17 +41,23 @@ def read_cards(url: str, body: bytes) -> list[ServedCard]:
     ]
 
 
+def first_problem(error: ValidationError) -> str:
+    """The first invalid value of pydantic's report, and its rule."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    return ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
+
+
 def _printable(text: str) -> str:
     if not text.isprintable():
-        raise ValueError("it holds characters that cannot be shown")
+        raise ValueError("it holds unprintable characters")
     return text
 
 
 _Name = Annotated[str, Field(max_length=1000), AfterValidator(_printable)]
 
 
-class _Own(BaseModel):
-    """What only `topd serve` tells."""
+class _TopdCard(BaseModel):
+    """Fields that only `topd serve` sends."""
 
     model_config = ConfigDict(strict=True)
     fingerprint: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
@@ -65,7 +69,7 @@ class _Card(BaseModel):
     id: Annotated[_Name, Field(min_length=1)]
     root: _Name | None = None
     max_model_len: Annotated[int, Field(ge=1, le=LARGEST)] | None = None
-    topd: _Own | None = None
+    topd: _TopdCard | None = None
 
 
 class _Cards(BaseModel):

@@ -1,8 +1,8 @@
-"""How servers are asked for the log-probs of given tokens, and how their answers are read and checked.
+"""Dialects: requests for the log-probs of given tokens in each server's API, and checked readers of the answers.
 
-A dialect turns groups (a prompt and its completions, as token ids) into one request, and its response into one number per
-completion token, in the order asked. Every token is looked up by its id; numbers that are missing, None, NaN, infinite, above 0
-or of another token raise BadAnswer. Nothing is ever sent as text.
+A dialect turns groups (a prompt and its completions, as token ids) into one request, and the response into one number per
+completion token, in the same order. Every token is looked up by its id; numbers that are missing, None, NaN, infinite, above 0
+or of another token raise BadAnswer. Prompts and completions are never sent as text.
 """
 
 import reprlib
@@ -18,53 +18,57 @@ from topd.endpoint.replica import Request
 from topd.models.logprobs import SLACK, TokenGroup
 
 LOWEST = -9000.0
-"""vLLM writes -9999 for minus infinity, which JSON does not have. No softmax in float32 gives a sampled token so little."""
+"""vLLM writes -9999 for minus infinity, which JSON lacks. No float32 softmax gives a sampled token a log-prob this low."""
 
 
 @runtime_checkable
 class Dialect(Protocol):
-    """One way of asking."""
+    """One form of request and answer."""
 
     name: str
     honours_temperature: bool
-    """Whether log-probs come at the temperature asked for. If not, they are those at 1."""
+    """True if log-probs are returned at the requested temperature, False if always at temperature 1."""
     engine_kind: str
-    """What computes the log-probs, as `Engine.kind`."""
+    """Backend that computes the log-probs, as in `Engine.kind`."""
     spare_tokens: int
     """Tokens of the server's context that prompt and completion must leave free."""
 
     def encode(self, groups: Sequence[TokenGroup], *, model: str, temperature: float) -> Request: ...
 
     def decode(self, response: httpx2.Response, groups: Sequence[TokenGroup]) -> list[Any]:
-        """Flat, group by group, completion by completion. Not yet checked to be numbers."""
+        """Values in flat order, group by group, completion by completion, not yet checked to be numbers."""
         ...
 
 
 def read_scores(dialect: Dialect, response: httpx2.Response, groups: Sequence[TokenGroup]) -> list[float]:
-    """The checked log-probs of a response, flat. Raises BadAnswer."""
+    """Checked log-probs of a response, flat. Raises BadAnswer."""
     try:
-        found = dialect.decode(response, groups)
+        logprobs = dialect.decode(response, groups)
     except BadAnswer:
         raise
     except Exception as error:  # foreign bytes can fail anywhere in json, safetensors and numpy, in any way
-        said = reprlib.repr(str(error))
-        raise BadAnswer(f"{response.url.host}: an answer that cannot be read ({type(error).__name__}: {said})") from None
-    wanted = sum(len(completion) for group in groups for completion in group.completions)
-    if len(found) != wanted:
-        raise BadAnswer(f"{response.url.host}: {len(found)} log-probs for {wanted} tokens")
-    for value in found:
+        reason = f"{type(error).__name__}: {reprlib.repr(str(error))}"
+        raise BadAnswer(f"{response.url.host}: unreadable answer ({reason})") from None
+    expected = len(_tokens(groups))
+    if len(logprobs) != expected:
+        raise BadAnswer(f"{response.url.host}: {len(logprobs)} log-probs for {expected} tokens")
+    for value in logprobs:
         if not is_logprob(value):
-            raise BadAnswer(f"{response.url.host}: {reprlib.repr(value)} is no log-prob of a sampled token")
-    return [float(value) for value in found]
+            raise BadAnswer(f"{response.url.host}: {reprlib.repr(value)} cannot be the log-prob of a sampled token")
+    return [float(value) for value in logprobs]
 
 
 def is_logprob(value: Any) -> bool:
-    """Whether a value can be the log-prob of a token that was sampled. NaN is on no side of any bound."""
+    """True if a value can be the log-prob of a sampled token. NaN fails every comparison."""
     return type(value) in (float, int) and LOWEST < value <= SLACK
 
 
+def _tokens(groups: Sequence[TokenGroup]) -> list[int]:
+    return [token for group in groups for completion in group.completions for token in completion]
+
+
 class TopdScore:
-    """`topd serve`: groups in, float32 out as safetensors. The prompt is run once per group; completion positions only."""
+    """`topd serve`: groups in, float32 safetensors out, for completion positions only. The prompt runs once per group."""
 
     name = "topd /v1/score"
     honours_temperature = True
@@ -72,28 +76,28 @@ class TopdScore:
     spare_tokens = 0
 
     def encode(self, groups: Sequence[TokenGroup], *, model: str, temperature: float) -> Request:
-        asked = [{"prompt": list(g.prompt_ids), "completions": [list(c) for c in g.completions]} for g in groups]
-        body = {"model": model, "groups": asked, "temperature": temperature}
-        return Request(path="/v1/score", json=body, num_tokens=sum(len(c) for g in groups for c in g.completions))
+        lists = [{"prompt": list(g.prompt_ids), "completions": [list(c) for c in g.completions]} for g in groups]
+        body = {"model": model, "groups": lists, "temperature": temperature}
+        return Request(path="/v1/score", json=body, num_tokens=len(_tokens(groups)))
 
     def decode(self, response: httpx2.Response, groups: Sequence[TokenGroup]) -> list[Any]:
         tensors = load_safetensors(response.content)
-        asked = [token for group in groups for completion in group.completions for token in completion]
+        expected = _tokens(groups)
         for name, dtype in (("token_ids", torch.int64), ("logprobs", torch.float32)):
             tensor = tensors[name]
-            if tensor.dtype != dtype or tensor.shape != (len(asked),):  # before any of it becomes Python objects
-                raise BadAnswer(f"{response.url.host}: {name} of {tensor.dtype} {[*tensor.shape]} for {len(asked)} tokens")
-        if tensors["token_ids"].tolist() != asked:
-            raise BadAnswer(f"{response.url.host}: scores of other tokens than were asked for")
+            if tensor.dtype != dtype or tensor.shape != (len(expected),):  # before any of it becomes Python objects
+                raise BadAnswer(f"{response.url.host}: {name} of {tensor.dtype} {[*tensor.shape]} for {len(expected)} tokens")
+        if tensors["token_ids"].tolist() != expected:
+            raise BadAnswer(f"{response.url.host}: the scores are of other tokens than those sent")
         return list(tensors["logprobs"].tolist())
 
 
 class _Rows:
-    """Dialects that know rows only: every completion is sent with its prompt in front of it."""
+    """Base of dialects without groups: every completion is sent as one row, after its prompt."""
 
     honours_temperature = False
     engine_kind = "vllm"
-    spare_tokens = 1  # vLLM and SGLang always make room for a token to sample
+    spare_tokens = 1  # vLLM and SGLang always reserve room for one sampled token
 
     @staticmethod
     def rows(groups: Sequence[TokenGroup]) -> Iterator[tuple[tuple[int, ...], int]]:
@@ -104,7 +108,7 @@ class _Rows:
 
 
 class VllmPromptLogprobs(_Rows):
-    """vLLM's `/v1/completions` with `prompt_logprobs`: for every position a mapping with the actual token among its keys."""
+    """vLLM's `/v1/completions` with `prompt_logprobs`: a mapping per position, with the actual token among its keys."""
 
     name = "vLLM /v1/completions with prompt_logprobs"
 
@@ -114,39 +118,39 @@ class VllmPromptLogprobs(_Rows):
         return Request(path="/v1/completions", json=body, num_tokens=sum(map(len, prompts)))
 
     def decode(self, response: httpx2.Response, groups: Sequence[TokenGroup]) -> list[Any]:
-        found: list[Any] = []
+        logprobs: list[Any] = []
         for (row, start), choice in zip(self.rows(groups), _choices(response), strict=True):
             positions = choice["prompt_logprobs"]
             if len(positions) != len(row):
                 raise BadAnswer(f"{response.url.host}: {len(positions)} positions for {len(row)} tokens")
-            found += [entry[str(token)]["logprob"] for token, entry in zip(row[start:], positions[start:], strict=True)]
-        return found
+            logprobs += [entry[str(token)]["logprob"] for token, entry in zip(row[start:], positions[start:], strict=True)]
+        return logprobs
 
 
 class VllmEcho(_Rows):
-    """`/v1/completions` with `echo`: the prompt comes back as tokens, here written as ids, with their log-probs."""
+    """`/v1/completions` with `echo`: the server returns the prompt's tokens, as ids, with their log-probs."""
 
     name = "OpenAI /v1/completions with echo"
     engine_kind = "other"
 
     def encode(self, groups: Sequence[TokenGroup], *, model: str, temperature: float) -> Request:
         prompts = [list(row) for row, _ in self.rows(groups)]
-        asked = {"echo": True, "logprobs": 0, "max_tokens": 0, "return_tokens_as_token_ids": True}
-        body = {"model": model, "prompt": prompts, "temperature": 1.0, **asked}
+        echo = {"echo": True, "logprobs": 0, "max_tokens": 0, "return_tokens_as_token_ids": True}
+        body = {"model": model, "prompt": prompts, "temperature": 1.0, **echo}
         return Request(path="/v1/completions", json=body, num_tokens=sum(map(len, prompts)))
 
     def decode(self, response: httpx2.Response, groups: Sequence[TokenGroup]) -> list[Any]:
-        found: list[Any] = []
+        logprobs: list[Any] = []
         for (row, start), choice in zip(self.rows(groups), _choices(response), strict=True):
-            logprobs = choice["logprobs"]
-            if logprobs["tokens"] != [f"token_id:{token}" for token in row]:
-                raise BadAnswer(f"{response.url.host}: other tokens came back than were sent")
-            found += logprobs["token_logprobs"][start:]
-        return found
+            echoed = choice["logprobs"]
+            if echoed["tokens"] != [f"token_id:{token}" for token in row]:
+                raise BadAnswer(f"{response.url.host}: the scores are of other tokens than those sent")
+            logprobs += echoed["token_logprobs"][start:]
+        return logprobs
 
 
 class Sglang(_Rows):
-    """SGLang's `/generate`: from `logprob_start_len` on, [log-prob, id, text] per token; the first has no log-prob."""
+    """SGLang's `/generate`: [log-prob, id, text] per token from `logprob_start_len` on; the first has no log-prob."""
 
     name = "SGLang /generate with logprob_start_len"
     engine_kind = "sglang"
@@ -163,21 +167,21 @@ class Sglang(_Rows):
         return Request(path="/generate", json=body, num_tokens=sum(len(row) for row, _ in rows))
 
     def decode(self, response: httpx2.Response, groups: Sequence[TokenGroup]) -> list[Any]:
-        found: list[Any] = []
+        logprobs: list[Any] = []
         for (row, start), answer in zip(self.rows(groups), response.json(), strict=True):
             entries = answer["meta_info"]["input_token_logprobs"][1:]
             if [entry[1] for entry in entries] != list(row[start:]):
-                raise BadAnswer(f"{response.url.host}: scores of other tokens than were asked for")
-            found += [entry[0] for entry in entries]
-        return found
+                raise BadAnswer(f"{response.url.host}: the scores are of other tokens than those sent")
+            logprobs += [entry[0] for entry in entries]
+        return logprobs
 
 
 DIALECTS: tuple[Dialect, ...] = (TopdScore(), Sglang(), VllmPromptLogprobs(), VllmEcho())
-"""In the order in which a server is tried: the ones that ask for completion positions alone come first."""
+"""In the order in which they are tried: those that request completion positions only come first."""
 
 
 def _choices(response: httpx2.Response) -> list[Any]:
-    """The choices of an OpenAI answer, in the order of its prompts."""
+    """Choices of an OpenAI answer, in the order of its prompts."""
     choices = response.json()["choices"]
     if sorted(choice["index"] for choice in choices) != list(range(len(choices))):
         raise BadAnswer(f"{response.url.host}: choices are missing or given twice")

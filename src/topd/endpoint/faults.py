@@ -1,19 +1,19 @@
-"""What can go wrong between a request and a usable answer. No message ever holds a header, a key or a request body."""
+"""Failures between a request and a usable answer. No message ever holds a header, a key or a request body."""
 
 
 class Fault(Exception):
-    """A request that did not give what was asked. Its message may hold a server's words: what no terminal shows is escaped."""
+    """A failed request. Its message may quote a server, so unprintable characters are escaped."""
 
     def __init__(self, message: str) -> None:
         super().__init__("".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in message))
 
 
 class Unavailable(Fault):
-    """No answer: refused, reset, stalled, or a server error. Worth another try, here or elsewhere."""
+    """No answer: connection refused or reset, timeout, or a server error. Worth a retry, here or elsewhere."""
 
 
 class Busy(Unavailable):
-    """The server asks to wait (429, or 503 with Retry-After): no failure of the replica."""
+    """The server asks to wait (429, or 503 with Retry-After). Does not count as a failure of the replica."""
 
     def __init__(self, message: str, seconds: float) -> None:
         super().__init__(message)
@@ -21,11 +21,11 @@ class Busy(Unavailable):
 
 
 class BadAnswer(Fault):
-    """An answer, but not to what was asked: truncated, too short, NaN, other tokens. Worth another try."""
+    """An invalid answer: truncated, too short, NaN, other tokens. Worth a retry."""
 
 
 class OtherModel(BadAnswer):
-    """The replica answers with the numbers of another model than the one the run began with."""
+    """The replica returns the numbers of another model than the one the run began with."""
 
 
 class Refused(Fault):

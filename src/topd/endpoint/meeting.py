@@ -1,23 +1,24 @@
-"""teachers.json: who each served teacher was when its run first met it, so that a resumed run goes on with no other."""
+"""teachers.json: identity of each served teacher at the start of its run, so that a resumed run refuses any other."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
 
+from topd.endpoint.card import first_problem
 from topd.errors import ConfigError, first_line
 from topd.run.digests import Digests
 from topd.run.files import write_json
 
 
 class Meeting(BaseModel):
-    """How a teacher was asked, and what it answered."""
+    """Form of the first request to a teacher, and its answer."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
     form: str
-    """Name of the form in which it was asked."""
+    """Name of the dialect."""
     fingerprint: str | None
-    """Digest of its weights, where its server told one."""
+    """Digest of its weights, if its server sent one."""
     canary: list[FiniteFloat] = Field(min_length=1)
     """Log-probs of the canary, nats."""
 
@@ -26,21 +27,20 @@ _MEETINGS = TypeAdapter(dict[str, Meeting])
 
 
 def read(path: Path, digests: Digests) -> dict[str, Meeting]:
-    """By the teacher's section; empty if there is no such file. Raises ConfigError for a damaged one."""
+    """Meetings by the teacher's section; empty if there is no such file. Raises ConfigError for a damaged one."""
     if not path.exists():
         return {}
     reason = digests.difference(path)
     try:
         met = _MEETINGS.validate_json(path.read_bytes())
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        reason = reason or ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
+        reason = reason or first_problem(error)
     except OSError as error:
         reason = reason or first_line(error)
     if reason:
         raise ConfigError(
-            f"{path} is damaged: {reason}. It holds what the served teachers answered when the run began. Put it back; or delete "
-            "it, if you are sure that the teachers are the same, and the run goes on with those of now."
+            f"{path} is damaged: {reason}. It identifies the served teachers of this run. Restore it; or delete it, if you are "
+            "sure that the teachers are the same, and the run continues with the present ones."
         )
     return met
 

@@ -1,8 +1,8 @@
-"""Replicas of one server behind one function: send a request, get a checked answer, whatever one of them does.
+"""Replicas of one server behind one function: send a request, get a checked answer, even if some replicas fail.
 
-The replica with the fewest outstanding requests is asked. What fails is retried with jitter, elsewhere if there is an elsewhere.
-A replica that fails repeatedly, refuses what others accept, or answers as another model, gets nothing more until a health check
-takes it back.
+Each request goes to the replica with the fewest outstanding requests. Failed requests are retried with jitter, on another replica
+if there is one. A replica that fails repeatedly, refuses what others accept, or answers as another model is unhealthy: it gets no
+requests until its health check passes.
 """
 
 import asyncio
@@ -23,20 +23,20 @@ from topd.endpoint.replica import Replica, Request
 T = TypeVar("T")
 
 FAILURES_TO_OPEN = 3
-"""Failures in a row after which a replica is left alone."""
+"""Consecutive failures after which a replica is unhealthy."""
 
 LOOK_AGAIN_S = 1.0
-"""How often a waiting request looks whether its patience is at an end."""
+"""Interval at which a waiting request checks its time limit."""
 
 LARGE_ANSWER = 1 << 18
-"""Bytes from which an answer is read beside the event loop."""
+"""Bytes from which an answer is parsed in a thread, not in the event loop."""
 
 log = logging.getLogger("topd.endpoint")
 
 
 @dataclass(frozen=True, slots=True)
 class _Job(Generic[T]):
-    """A request on its way: how it is made and read, and what became of it, by URL."""
+    """A request in progress: its builder and reader, and its failures and refusals by URL."""
 
     make: Callable[[], Request]
     read: Callable[[httpx2.Response], T]
@@ -46,10 +46,10 @@ class _Job(Generic[T]):
 
 
 class Pool:
-    """All methods belong to one event loop.
+    """Pool of replicas; all methods belong to one event loop.
 
-    `verify` asks a replica for what proves that it is alive and the right model; it raises a Fault otherwise. `patience_s`: how
-    long nothing at all may succeed before a request is given up. `max_attempts`: how often one request may fail.
+    `verify` raises a Fault unless a replica is alive and serves the right model. `patience_s`: seconds without any success after
+    which a request fails. `max_attempts`: failures allowed per request.
     """
 
     def __init__(
@@ -75,10 +75,10 @@ class Pool:
         self._health: dict[str, asyncio.Task[None]] = {}
 
     async def send(self, make: Callable[[], Request], read: Callable[[httpx2.Response], T]) -> T:
-        """The answer as `read` makes it out of a response; `read` raises BadAnswer for one that cannot be used.
+        """Send a request and return its answer as parsed by `read`, which raises BadAnswer for an invalid one.
 
-        `make` builds the request once there is a place for it. Raises the last Fault once the request has failed too often, all
-        replicas refuse it, or nothing has succeeded for too long.
+        `make` builds the request once a replica is free. Raises the last Fault once the request has failed too often, all
+        replicas refuse it, or nothing has succeeded for `patience_s`.
         """
         job = _Job(make, read, time.monotonic())
         attempts = AsyncRetrying(
@@ -91,7 +91,7 @@ class Pool:
         return await attempts(self._attempt, job)
 
     async def _attempt(self, job: "_Job[T]") -> T:
-        """One try that counts. Being asked to wait does not count, nor a refusal while others may accept."""
+        """Make one attempt. A request to wait does not count as one, nor a refusal while other replicas may accept."""
         while True:
             replica = await self._choose(job)
             try:
@@ -117,7 +117,7 @@ class Pool:
                 await self._release(replica)
 
     async def _choose(self, job: "_Job[T]") -> Replica:
-        """Take a place, as soon as one is free: where this request failed least, and of those where there is least to do.
+        """Wait for a free replica and reserve it: the one with fewest failures of this request, then with fewest requests.
 
         Raises Refused if no replica can be expected to answer.
         """
@@ -139,7 +139,7 @@ class Pool:
                 await self._wait(min([LOOK_AGAIN_S, *waits]))
 
     async def _wait(self, seconds: float) -> None:
-        """Until something has changed, or so long."""
+        """Wait for a change of state, at most `seconds`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
@@ -163,7 +163,7 @@ class Pool:
             self._changed.notify(1)
 
     def _succeeded(self, replica: Replica, job: "_Job[T]") -> None:
-        """A replica that refused what this one accepts has failed."""
+        """Record a success, and a failure of every replica that refused the same request."""
         replica.failures = 0
         self._last_success = time.monotonic()
         for other in self.replicas:
@@ -176,13 +176,13 @@ class Pool:
             self.distrust(replica, fault)
 
     def distrust(self, replica: Replica, fault: Fault) -> None:
-        """Send nothing more to a replica until its health check succeeds."""
+        """Send no more requests to a replica until its health check passes."""
         replica.fault = fault
-        log.warning("%s is left alone until it is well again: %s", replica.url, fault)
+        log.warning("%s marked unhealthy, no requests until its health check passes: %s", replica.url, fault)
         self._health[replica.url] = asyncio.create_task(self._readmit(replica))
 
     async def _readmit(self, replica: Replica) -> None:
-        """Check a replica's health, more and more rarely, until it is well."""
+        """Repeat a replica's health check with growing pauses until it passes."""
         pause = 0.25
         while True:
             await asyncio.sleep(pause)
@@ -195,22 +195,22 @@ class Pool:
                 replica.fault = Unavailable(f"{replica.url} did not pass its health check within {replica.timeout_s:g} s")
             except Fault as fault:
                 replica.fault, replica.is_another_model = fault, isinstance(fault, OtherModel)
-            except Exception as error:  # whatever it is, the replica must be looked at again
+            except Exception as error:  # an unexpected error must not end the health checks
                 log.exception("the health check of %s failed", replica.url)
                 replica.fault = Unavailable(f"{replica.url}: {error}")
-        log.warning("%s is back", replica.url)
+        log.warning("%s is healthy again", replica.url)
         async with self._changed:
             replica.fault, replica.failures, replica.is_another_model = None, 0, False
             self._changed.notify_all()
 
     async def wait_for_one(self) -> None:
-        """Until some replica is trusted. Raises Unavailable if none is for `patience_s`."""
+        """Wait until some replica is trusted. Raises Unavailable if none is for `patience_s`."""
         end = time.monotonic() + self.patience_s
         async with self._changed:
             while not any(replica.trusted for replica in self.replicas):
                 if time.monotonic() > end:
                     reasons = "; ".join(dict.fromkeys(str(replica.fault) for replica in self.replicas))
-                    raise Unavailable(f"no server has come back for {self.patience_s:g} s: {reasons}")
+                    raise Unavailable(f"no server was healthy for {self.patience_s:g} s: {reasons}")
                 await self._wait(LOOK_AGAIN_S)
 
     def _note_retry(self, state: RetryCallState) -> None:

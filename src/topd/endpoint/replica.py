@@ -1,4 +1,4 @@
-"""One server: its connection, how much it has to do, and whether it can be trusted just now."""
+"""One server: its connection, its load, and its health."""
 
 import asyncio
 import email.utils
@@ -14,40 +14,40 @@ from topd.endpoint.bodies import parsed_bytes
 from topd.endpoint.faults import BadAnswer, Busy, Fault, Forbidden, Refused, Unavailable
 
 MIN_RETRY_AFTER, MAX_RETRY_AFTER = 0.1, 60.0
-"""Seconds; a server that asks for less or more is asked again after these."""
+"""Seconds; bounds of the wait that a server may request."""
 
 CONNECT_S = 10.0
-"""Seconds in which a server that is there takes a connection."""
+"""Time limit for opening a connection."""
 
 MAX_ANSWER = 4_000_000
-"""Bytes of any answer, beside those of its tokens."""
+"""Bytes of any answer, besides those of its tokens."""
 
 ANSWER_PER_TOKEN = 1000
-"""Bytes that a server may spend on a token in any form; vLLM's mapping, the longest, takes about 100."""
+"""Bytes allowed per token in any dialect; vLLM's mapping, the longest, takes about 100."""
 
 MAX_ERROR = 8192
-"""Bytes that are read of an error page."""
+"""Bytes read of an error page."""
 
 MAX_PARSED, PARSED_SHARE = 300_000_000, 1.5
-"""Bytes that an answer may take as Python objects: so many, and this times what its tokens may take as JSON."""
+"""Limit of an answer's memory as Python objects: a constant, and a multiple of its allowed bytes of JSON."""
 
 LARGE = 1 << 18
-"""Bytes from which an answer is measured beside the event loop."""
+"""Bytes from which an answer's memory is estimated in a thread, not in the event loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What to send: the path below the server's root, and a JSON body for a POST."""
+    """A request: the path below the server's root, and a JSON body for a POST."""
 
     path: str
     json: dict[str, Any] | None = None
     method: Literal["GET", "POST"] = "POST"
     num_tokens: int = 0
-    """Tokens that the answer may speak of, which bounds its length."""
+    """Largest number of tokens in the answer; bounds its length."""
 
     @property
     def max_bytes(self) -> int:
-        """The longest answer that is read."""
+        """Longest answer accepted."""
         return MAX_ANSWER + ANSWER_PER_TOKEN * self.num_tokens
 
 
@@ -59,17 +59,17 @@ class Replica:
         self.timeout_s = timeout_s
         self.outstanding = 0
         self.failures = 0
-        """Failures in a row."""
+        """Consecutive failures."""
         self.fault: Fault | None = None
-        """Why it is not trusted: the circuit is open, and nothing is sent but health checks."""
+        """Reason why it is unhealthy; while set, only health checks are sent."""
         self.not_before = 0.0
-        """On `time.monotonic`: the server asked not to be asked earlier."""
+        """On `time.monotonic`: no requests before this time, as the server wishes."""
         self.busy: Busy | None = None
-        """The answer in which it asked so."""
+        """The answer that set `not_before`."""
         self.is_another_model = False
-        """A health check has found so."""
+        """The last health check met another model."""
         self._api_key = api_key
-        headers = {"Accept-Encoding": "identity"}  # a compressed answer has no length before it is unpacked
+        headers = {"Accept-Encoding": "identity"}  # the length of a compressed answer is unknown until it is unpacked
         headers |= {"Authorization": f"Bearer {api_key}"} if api_key else {}
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=64)
         self._client = httpx2.AsyncClient(
@@ -85,9 +85,9 @@ class Replica:
         return self.fault is None
 
     async def send(self, request: Request, *, timeout_s: float | None = None) -> httpx2.Response:
-        """The response, if its status is 200. Raises Unavailable, Busy, Refused, Forbidden or BadAnswer.
+        """Send a request and return a response of status 200. Raises Unavailable, Busy, Refused, Forbidden or BadAnswer.
 
-        Not more than the request can need is read, and of an error page its beginning.
+        Reads no more than `request.max_bytes`, and MAX_ERROR bytes of an error page.
         """
         seconds = timeout_s or self.timeout_s
         try:
@@ -96,17 +96,17 @@ class Replica:
         except TimeoutError:
             raise Unavailable(f"{self.url} did not answer within {seconds:g} s") from None
         except httpx2.TransportError as error:
-            raise Unavailable(f"{self.url}: {_said(error)}") from None
+            raise Unavailable(f"{self.url}: {_text(error)}") from None
         except Fault:
             raise
         except Exception as error:  # foreign headers can fail anywhere in the HTTP library, in any way
-            raise BadAnswer(f"{self.url}: an answer that cannot be read ({_said(error)})") from None
+            raise BadAnswer(f"{self.url}: unreadable answer ({_text(error)})") from None
         if response.status_code == 200:
             return response
         raise self._fault(response)
 
     async def _exchange(self, request: Request) -> httpx2.Response:
-        """The response with its body, cut where it is an error page."""
+        """Response with its body; the body of an error page is cut."""
         async with self._client.stream(request.method, request.path, json=request.json) as response:
             if response.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
                 raise BadAnswer(f"{self.url}: the answer is compressed, although Accept-Encoding is identity")
@@ -122,41 +122,39 @@ class Replica:
         return httpx2.Response(response.status_code, headers=response.headers, content=content, request=response.request)
 
     async def _check_size(self, request: Request, body: bytes) -> None:
-        """Raise BadAnswer for a body that is longer, or takes more memory as JSON, than the request can need."""
+        """Raise BadAnswer for a body that is longer, or takes more memory as JSON, than the request allows."""
         if len(body) > request.max_bytes:
-            raise BadAnswer(
-                f"{self.url}: the answer is longer than the {request.max_bytes / 1e6:g} MB that this request can need"
-            )
+            raise BadAnswer(f"{self.url}: the answer is longer than the {request.max_bytes / 1e6:g} MB allowed for this request")
         size = await asyncio.to_thread(parsed_bytes, body) if len(body) > LARGE else 0
         if size > MAX_PARSED + PARSED_SHARE * request.max_bytes:
-            raise BadAnswer(f"{self.url}: the answer would take {size / 1e6:.0f} MB of memory, more than this request can need")
+            raise BadAnswer(f"{self.url}: the answer would take {size / 1e6:.0f} MB of memory, more than this request allows")
 
     def _fault(self, response: httpx2.Response) -> Exception:
         status = response.status_code
-        said = f"{self.url} answered {status}: {self._error_text(response)}"
+        message = f"{self.url} answered {status}: {self._error_text(response)}"
         wait = retry_after(response)
         if status == 429 or (status == 503 and wait is not None):
-            return Busy(said, min(max(MIN_RETRY_AFTER, 1.0 if wait is None else wait), MAX_RETRY_AFTER))
+            return Busy(message, min(max(MIN_RETRY_AFTER, 1.0 if wait is None else wait), MAX_RETRY_AFTER))
         if status in (401, 403):
-            return Forbidden(said)
-        if status in (408, 409, 425) or (status >= 500 and status != 501):  # 501: what the server cannot do at all
-            return Unavailable(said)
-        return Refused(said)
+            return Forbidden(message)
+        if status in (408, 409, 425) or (status >= 500 and status != 501):  # 501: not implemented, so no retry
+            return Unavailable(message)
+        return Refused(message)
 
     def _error_text(self, response: httpx2.Response) -> str:
-        """The server's own words, shortened, without the key, which an error page may repeat."""
+        """Server's error message, shortened, without the key, which an error page may repeat."""
         try:
             body = response.json()
-            found = body.get("error", body.get("detail", body)) if isinstance(body, dict) else body
-            text = str(found.get("message", found) if isinstance(found, dict) else found)
+            error = body.get("error", body.get("detail", body)) if isinstance(body, dict) else body
+            text = str(error.get("message", error) if isinstance(error, dict) else error)
         except (ValueError, RecursionError):
-            text = response.content.decode(errors="replace")  # whatever codec the server names
+            text = response.content.decode(errors="replace")  # ignoring the codec that the server names
         if response.status_code in (404, 405, 501) and text.lstrip()[:1] == "<":
-            return "a web page, as no OpenAI-compatible server gives it"
+            return "a web page, so this is not an OpenAI-compatible server"
         if self._api_key:
             text = text.replace(self._api_key, "[the key]")
             if len(response.content) > MAX_ERROR:
-                text = text[: -len(self._api_key)]  # what was cut may be in the middle of the key
+                text = text[: -len(self._api_key)]  # the cut may be in the middle of the key
         return " ".join(text.split())[:300]
 
     async def close(self) -> None:
@@ -164,7 +162,7 @@ class Replica:
 
 
 def retry_after(response: httpx2.Response) -> float | None:
-    """Seconds of the Retry-After header, which is a number or a date; None if it is absent or no such thing."""
+    """Seconds of the Retry-After header, a number or a date; None if absent or invalid."""
     value = response.headers.get("retry-after")
     if value is None:
         return None
@@ -174,12 +172,12 @@ def retry_after(response: httpx2.Response) -> float | None:
         pass
     try:
         return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    except (ValueError, TypeError, IndexError, OverflowError, OSError):  # no date, or one that no clock can show
+    except (ValueError, TypeError, IndexError, OverflowError, OSError):  # not a date, or out of range
         return None
 
 
 def is_loopback(url: str) -> bool:
-    """Whether a URL names this machine, which no proxy must come between."""
+    """True if a URL names this machine: its requests must bypass any proxy."""
     host = httpx2.URL(url).host
     try:
         return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
@@ -187,5 +185,5 @@ def is_loopback(url: str) -> bool:
         return False
 
 
-def _said(error: Exception) -> str:
+def _text(error: Exception) -> str:
     return str(error)[:300] or type(error).__name__

@@ -1,7 +1,7 @@
-"""A model behind one or more URLs: proven to be one and the same model, asked through a pool.
+"""A model behind one or more URLs: proven to be one and the same model, queried through a pool.
 
-Every scoring request carries the canary with it, a few fixed tokens. Its numbers are compared with those of the first meeting, so
-that every answer proves who gave it: a replica that restarts with another model is found out by its first answer.
+Every scoring request also contains the canary, a few fixed tokens. Its log-probs are compared with those of the first meeting, so
+that the first answer of a replica that restarted with another model reveals it.
 """
 
 import asyncio
@@ -36,27 +36,27 @@ from topd.models.logprobs import TokenGroup, Tokens
 
 WAIT_PAUSE_S = 3.0
 CARD_S = 15.0
-"""Seconds in which a server that is well lists its models, whatever it computes."""
+"""Time limit for listing a server's models, whatever its load."""
 MEETING_TRIES = 4
-"""How often a server is asked in one form, at the start, before a weaker form is tried."""
+"""Attempts per dialect at the first meeting, before a weaker dialect is tried."""
 SHOWN = 20
-"""Names in a message."""
+"""Largest number of names in a message."""
 SEVERAL = 8
-"""Canaries asked for at the same time, to see whether several servers answer behind one URL."""
+"""Concurrent canary requests, which detect several servers behind one URL."""
 
 T = TypeVar("T")
 
 log = logging.getLogger("topd.endpoint")
 
 CANARY_TOLERANCE = 0.15
-"""Nats, mean difference. Logits of bfloat16 servers move by up to 0.12 with their batch; another model is off by whole nats."""
+"""Nats, mean difference. Logits of bfloat16 servers vary by up to 0.12 with their batch; another model differs by whole nats."""
 
 
 class ServedModel:
-    """`connect` first. All other coroutines belong to the loop it ran in.
+    """Client of one model. Call `connect` first; all other coroutines belong to the event loop it ran in.
 
-    `name_key` is the setting that holds `name`, if that is not `name` of the section `role`. `one_model`: whether the replicas
-    must agree when they are met; those of the rollout engine need not, as they are about to get the trainer's weights.
+    `name_key` is the setting that holds `name`, by default `name` of the section `role`. `one_model`: the replicas must agree at
+    the first meeting; those of the rollout engine need not, as they get the trainer's weights next.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class ServedModel:
         self.card: ServedCard
         self.dialect: Dialect
         self.reference: Tensor
-        """The canary's log-probs as first met."""
+        """Log-probs of the canary at the first meeting."""
         key = _read_key(role, api_key_env)
         self.pool = Pool(
             [Replica(url, api_key=key, timeout_s=timeout_s) for url in urls],
@@ -103,13 +103,13 @@ class ServedModel:
         """
         end = time.monotonic() + wait_s
         while True:
-            found = await asyncio.gather(*(self._meet(replica) for replica in self.pool.replicas), return_exceptions=True)
-            if time.monotonic() > end or not all(isinstance(outcome, Unavailable) for outcome in found):
+            outcomes = await asyncio.gather(*(self._meet(replica) for replica in self.pool.replicas), return_exceptions=True)
+            if time.monotonic() > end or not all(isinstance(outcome, Unavailable) for outcome in outcomes):
                 break
-            log.warning("%s: waiting for a server: %s", self.role, found[0])
+            log.warning("%s: waiting for a server: %s", self.role, outcomes[0])
             await asyncio.sleep(WAIT_PAUSE_S)
-        pairs = list(zip(self.pool.replicas, found, strict=True))
-        for outcome in found:
+        pairs = list(zip(self.pool.replicas, outcomes, strict=True))
+        for outcome in outcomes:
             if isinstance(outcome, Forbidden):
                 raise ConfigError(self.forbidden(outcome))
             if isinstance(outcome, BaseException) and not isinstance(outcome, Fault):
@@ -131,10 +131,10 @@ class ServedModel:
                 self.pool.distrust(replica, outcome)
 
     async def _meet(self, replica: Replica) -> tuple[ServedCard, Dialect, Tensor]:
-        """What a replica says of itself, the first form in which it answers, and the canary's log-probs.
+        """Return a replica's card, the first dialect it answers, and the canary's log-probs.
 
-        A form is given up at once if it is refused, and after MEETING_TRIES if its answers cannot be used. What is out of order
-        (a status of 500, silence) ends the meeting: an outage must not choose a weaker form. All of it has `patience_s`.
+        A dialect is skipped at once if it is refused, and after MEETING_TRIES invalid answers. An outage (status 500, timeout)
+        ends the meeting, so that it cannot select a weaker dialect. The whole meeting has `patience_s`.
         """
         end = self._end()
         card = await self.repeatedly(functools.partial(self._read_card, replica, end), end)
@@ -147,14 +147,14 @@ class ServedModel:
             except (Refused, BadAnswer) as fault:
                 refusals.append(f"{dialect.name}: {fault}")
         tried = "\n    ".join(refusals)
-        raise Refused(f"{replica.url} gives no log-probs of given tokens. Tried:\n    {tried}")
+        raise Refused(f"{replica.url} returns no log-probs of given tokens. Tried:\n    {tried}")
 
     def _end(self) -> float:
-        """Until when, on `time.monotonic`, what begins now may take."""
+        """Deadline on `time.monotonic` for work that begins now."""
         return time.monotonic() + self.pool.patience_s
 
     async def repeatedly(self, ask: Callable[[], Awaitable[T]], end: float | None = None) -> T:
-        """Outside the pool: what is damaged or out of order for a moment is asked for again, until `end` or for `patience_s`."""
+        """Retry `ask` outside the pool after an outage or an invalid answer, until `end` or for `patience_s`."""
         seconds = (self._end() if end is None else end) - time.monotonic()
         attempts = AsyncRetrying(
             stop=stop_after_attempt(MEETING_TRIES) | stop_before_delay(max(0.0, seconds)),
@@ -177,7 +177,7 @@ class ServedModel:
         return named[0]
 
     async def ask_canary(self, replica: Replica) -> Tensor:
-        """The canary's log-probs as this very replica gives them now."""
+        """Current log-probs of the canary from this replica."""
         return await self._ask(replica, self.dialect, self.card.id)
 
     async def _ask(self, replica: Replica, dialect: Dialect, model: str, end: float | None = None) -> Tensor:
@@ -188,7 +188,7 @@ class ServedModel:
     def _check_same(self, replica: Replica, card: ServedCard, dialect: Dialect, canary: Tensor) -> None:
         if dialect is not self.dialect:
             raise ConfigError(
-                f"{self.role}.base_url: the servers speak {self.dialect.name} and {dialect.name}. Use servers of one kind."
+                f"{self.role}.base_url: the servers use {self.dialect.name} and {dialect.name}. Use servers of one kind."
             )
         if card.id != self.card.id:
             raise ConfigError(
@@ -203,14 +203,14 @@ class ServedModel:
         except OtherModel as fault:
             raise ConfigError(f"{self.role}.base_url: the servers do not serve one model: {fault}. Serve one on all.") from None
 
-    def check_canary(self, url: str, found: Tensor) -> None:
-        """Raise OtherModel if these are not the numbers of the model first met."""
-        off = float((found - self.reference).abs().mean())
+    def check_canary(self, url: str, logprobs: Tensor) -> None:
+        """Raise OtherModel if these log-probs differ from those of the first meeting."""
+        off = float((logprobs - self.reference).abs().mean())
         if not off <= CANARY_TOLERANCE:
             raise OtherModel(f"{url} answers as another model: fixed tokens are off by {off:.2g} nats on average")
 
     async def verify(self, replica: Replica) -> None:
-        """Whether a replica is alive and still the model first met. Raises a Fault if not."""
+        """Raise a Fault unless a replica is alive and still serves the model first met."""
         card = await self._read_card(replica)
         if card.fingerprint != self.card.fingerprint:
             raise OtherModel(f"{replica.url} answers as another model: its weights have changed")
@@ -220,7 +220,7 @@ class ServedModel:
         self.check_canary(replica.url, await self.ask_canary(replica))
 
     async def check_together(self, replica: Replica) -> None:
-        """Raise OtherModel if several servers that are not one model answer behind this URL. Other faults are the pool's."""
+        """Raise OtherModel if servers of different models answer behind this URL. Other faults are left to the pool."""
         for outcome in await asyncio.gather(*(self._recognise(replica) for _ in range(SEVERAL)), return_exceptions=True):
             if isinstance(outcome, OtherModel) or (isinstance(outcome, BaseException) and not isinstance(outcome, Fault)):
                 raise outcome
@@ -228,14 +228,14 @@ class ServedModel:
     async def score(self, group: TokenGroup, *, temperature: float | None = None) -> list[Tensor]:
         """Log-probs of a group's completions. Raises a Fault once the pool gives up.
 
-        `temperature`: another than that of all other requests. The canary is not known there, and left out.
+        `temperature`: default `self.temperature`. At another the canary has no reference and is left out.
         """
         if temperature not in (None, self._at(self.dialect)):
             return await self._score([group], temperature)
         return await self._score([group, self.canary])
 
     async def _score(self, groups: Sequence[TokenGroup], temperature: float | None = None) -> list[Tensor]:
-        """One request. What is found for the canary, which may only be the last group, is checked and left out."""
+        """Send one request. If the last group is the canary, its log-probs are checked and removed."""
         lengths = [len(completion) for group in groups for completion in group.completions]
 
         def read(response: httpx2.Response) -> list[Tensor]:
@@ -254,23 +254,23 @@ class ServedModel:
         return await self.pool.send(make, read)
 
     def _check_fingerprint(self, response: httpx2.Response) -> None:
-        """`topd serve` says with every answer which weights gave it."""
-        said = response.headers.get("x-topd-fingerprint")
-        if said is not None and self.card.fingerprint not in (None, said):
+        """Raise OtherModel if the digest of weights that `topd serve` sends with every answer has changed."""
+        fingerprint = response.headers.get("x-topd-fingerprint")
+        if fingerprint is not None and self.card.fingerprint not in (None, fingerprint):
             raise OtherModel(f"{response.url.copy_with(path='/')} answers as another model: its weights have changed")
 
     def _at(self, dialect: Dialect) -> float:
         return self.temperature if dialect.honours_temperature else 1.0
 
     def forbidden(self, fault: Fault) -> str:
-        """What to tell a user whose key is refused. The key itself is never shown."""
+        """Message for a user whose key is refused. It never contains the key."""
         state = "is set, but refused" if os.environ.get(self.api_key_env) else "is not set"
         return f"{self.role}: {fault}. The key is read from the environment variable {self.api_key_env}, which {state}."
 
     async def patiently(
         self, replica: Replica, request: Request, *, timeout_s: float | None = None, end: float | None = None
     ) -> httpx2.Response:
-        """`replica.send` outside the pool, for a server that may ask to wait: until `end`, or for `patience_s` in all."""
+        """Call `replica.send` outside the pool, waiting as the server asks, until `end` or for `patience_s`."""
         end = self._end() if end is None else end
         while True:
             try:
@@ -285,7 +285,7 @@ class ServedModel:
 
 
 def _read_key(role: str, variable: str) -> str | None:
-    """The key of an environment variable. Raises ConfigError, without showing it, for one that no header can hold."""
+    """Key in an environment variable. Raises ConfigError, without the key in its message, if a header cannot hold it."""
     key = os.environ.get(variable)
     if key and not re.fullmatch(r"[!-~]+", key):
         raise ConfigError(

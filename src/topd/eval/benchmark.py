@@ -24,25 +24,25 @@ from topd.types import Prompt, RolloutGroup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Benchmark:
-    """Rendered held-out problems and how they are graded."""
+    """Rendered held-out problems and their grader."""
 
     name: str
     prompts: Sequence[Prompt]
     grader: Grader
     held_out: Sequence[Problem]
-    """All problems that must not be trained on, also those that `eval.max_problems` leaves out."""
+    """All problems excluded from training, including those left out by `eval.max_problems`."""
     too_long: int = 0
-    """Problems above task.max_prompt_tokens: nothing is sampled, and they count as wrong."""
+    """Number of problems above task.max_prompt_tokens: not sampled, counted as wrong."""
     stored: Mapping[str, Any] = field(default_factory=dict)
-    """What decides the number beside the sampling: stored in every row."""
+    """Settings besides sampling that determine the result, stored in every row."""
     notices: Sequence[str] = ()
-    """What a person should know about the problems."""
+    """Notices about the problems, for the user."""
 
 
 def load_benchmarks(config: Config, task: Task, model: LanguageModel) -> list[Benchmark]:
-    """The configured benchmarks, or the task's own held-out problems. Empty if there are none.
+    """Configured benchmarks, or the task's held-out problems. Empty if there are none.
 
-    Their graders are to be closed. Raises ConfigError for a named benchmark without problems.
+    The caller closes their graders. Raises ConfigError for a named benchmark without problems.
     """
     named = [(item.name, item.task, load_task(item.task, seed=config.run.seed)) for item in config.eval.benchmarks]
     benchmarks = []
@@ -87,12 +87,12 @@ def _sha256(value: object) -> str:
 
 
 def benchmarks_sha256(benchmarks: Sequence[Benchmark]) -> str:
-    """Digest of all problems of all benchmarks: a resumed run must see the same."""
+    """Digest of all problems of all benchmarks; a resumed run must have the same."""
     return _sha256([(benchmark.name, benchmark.stored["problems_sha256"]) for benchmark in benchmarks])
 
 
 def sampling_params(config: Config) -> SamplingParams:
-    """Evaluation draws the same random numbers every time, so that two models are compared on equal luck."""
+    """Sampling parameters of evaluation. The seed is fixed, so that all models are compared on the same random numbers."""
     return SamplingParams(
         n=config.eval.samples_per_problem,
         max_tokens=config.eval.max_completion_tokens or config.rollout.max_completion_tokens,
@@ -103,7 +103,7 @@ def sampling_params(config: Config) -> SamplingParams:
 
 
 def sampling_dtype(config: Config, model: Literal["student", "teacher"]) -> str:
-    """The precision that a model is sampled in; of servers the declared one. Where teachers differ, each by its name."""
+    """Precision in which a model is sampled; for servers the declared one. Teachers that differ are listed by name."""
     if model == "student":
         return config.student.dtype
     dtypes = {name: teacher.dtype for name, teacher in config.teachers_by_name().items()}
@@ -114,30 +114,30 @@ def sampling_dtype(config: Config, model: Literal["student", "teacher"]) -> str:
 def evaluate_engine(
     engine: Engine, benchmark: Benchmark, params: SamplingParams, *, dtype: str, on_tokens: Callable[[int], None]
 ) -> dict[str, Any]:
-    """Sample, grade and summarise: one row of evals.jsonl, without the name of the model. Grading goes on beside sampling.
+    """Sample, grade and summarise: one row of evals.jsonl, without the name of the model. Grading runs during sampling.
 
-    `dtype`: the precision that the engine samples in, to be stored.
+    `dtype`: precision in which the engine samples, stored in the row.
     """
     pending: dict[str, list[Future[Grade]]] = {}
 
-    def grade(groups: Sequence[RolloutGroup]) -> None:
+    def submit(groups: Sequence[RolloutGroup]) -> None:
         for group in groups:
             if group.prompt.id not in pending:
                 prompt = group.prompt
                 texts = [in_context(prompt.text, rollout.text) for rollout in group.rollouts]
                 pending[prompt.id] = [benchmark.grader.submit(text, prompt.problem) for text in texts]
 
-    groups = engine.generate(benchmark.prompts, params, on_tokens=on_tokens, on_groups=grade)
-    grade(groups)
+    groups = engine.generate(benchmark.prompts, params, on_tokens=on_tokens, on_groups=submit)
+    submit(groups)
     grades = [[graded.result() for graded in pending[group.prompt.id]] for group in groups]
-    scores = np.array([[one.grade for one in of_group] for of_group in grades] + [[0.0] * params.n] * benchmark.too_long)
-    flat = [one for of_group in grades for one in of_group]
+    scores = np.array([[grade.grade for grade in row] for row in grades] + [[0.0] * params.n] * benchmark.too_long)
+    flat = [grade for row in grades for grade in row]
     return {
         "benchmark": benchmark.name,
         **summarise(scores, seed=0),
         **_lengths(groups),
-        "without_answer_rate": sum(one.extracted is None for one in flat) / len(flat),
-        "grader_errors": sum(one.error is not None for one in flat),
+        "without_answer_rate": sum(grade.extracted is None for grade in flat) / len(flat),
+        "grader_errors": sum(grade.error is not None for grade in flat),
         "temperature": params.temperature,
         "top_p": params.top_p,
         "max_completion_tokens": params.max_tokens,
@@ -153,7 +153,7 @@ def summarise(scores: np.ndarray, *, seed: int) -> dict[str, Any]:
     """[problem, sample] grades -> avg@k, pass@k and mean score, with 95 % intervals over problems (cluster bootstrap)."""
     correct = scores >= FULL_MARKS
     problems, k = scores.shape
-    at = sorted({2**i for i in range(k.bit_length())} | {k})
+    ks = sorted({2**i for i in range(k.bit_length())} | {k})
     accuracy = avg_at_k(correct.astype(float))
     return {
         "avg_at_k": float(accuracy.mean()),
@@ -161,7 +161,7 @@ def summarise(scores: np.ndarray, *, seed: int) -> dict[str, Any]:
         "k": k,
         "problems": problems,
         "mean_score": float(scores.mean()),
-        "pass_at": {str(j): _with_interval(pass_at_k(correct, j), seed) for j in at},
+        "pass_at": {str(j): _with_interval(pass_at_k(correct, j), seed) for j in ks},
     }
 
 

@@ -16,7 +16,7 @@ from topd.tasks.load import load_task
 
 
 def evaluate_model(name: str, config: Config, display: Display | None = None) -> list[dict[str, Any]]:
-    """One row per benchmark, as in evals.jsonl; progress goes to stderr. Raises ConfigError without anything to evaluate on."""
+    """Evaluate a model: one row per benchmark, as in evals.jsonl; progress on stderr. Raises ConfigError without problems."""
     display = display or Display(Console(stderr=True, soft_wrap=True, highlight=False))
     set_threads(config.run.threads)
     model = load(name, dtype=config.student.dtype, device=pick_device(config.run.device), role="student")

@@ -1,7 +1,7 @@
 """Proof, at load time, that this architecture's log-probs through the shared prefix equal its own plain forward pass.
 
-A small ragged probe for every model. Where its configuration names a border in the context (a window, a chunk, an original
-length), rows on both sides of the border too, in one batch, each compared with its sequence alone.
+Every model gets a small ragged probe. Where its configuration names a border in the context (a window, a chunk, an original
+length), a second probe has rows on both sides of the border in one batch, each compared with its sequence alone.
 """
 
 import contextlib
@@ -19,10 +19,10 @@ from topd.models.language_model import LanguageModel
 from topd.models.logprobs import Tokens, completion_logprobs
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.15}
-"""Nats, mean difference over the probe: a few times rounding. A wrong mask, window, shift or logit scale is off by far more."""
+"""Nats, mean difference over the probe: a few times rounding. A wrong mask, window, shift or logit scale differs by far more."""
 
 SMALL = ((3, (5, 2)), (14, (1, 11)))
-"""Tokens of each prompt and of its completions."""
+"""Length of each prompt and lengths of its completions, in tokens."""
 
 MAX_COST, MAX_COST_ELSEWHERE = {"cpu": 1e12}, 1e14
 """Multiply-adds that crossing one border may take, by kind of device: about 10 seconds."""
@@ -34,7 +34,7 @@ _BORDER = re.compile(r"window(?!_layers)|chunk|local_attention|original_max_posi
 def check_shared_prefix(model: LanguageModel, role: str) -> None:
     """Compare `completion_logprobs` with the model's own logits. Raises ConfigError on a mismatch.
 
-    A border that would cost more than MAX_COST, or the device's memory, is not crossed; a line on stderr says so.
+    A border whose probe would cost more than MAX_COST, or the device's memory, is skipped with a line on stderr.
     """
     _compare(model, role, _probe(model, SMALL), "")
     with _few_layers(model):
@@ -50,9 +50,9 @@ def check_shared_prefix(model: LanguageModel, role: str) -> None:
 
 @contextlib.contextmanager
 def _few_layers(model: LanguageModel) -> Iterator[None]:
-    """Only the first layers, with every kind of layer among them and one more, which reads what the last kind wrote.
+    """Run only the first layers: every kind of layer, and one more that reads the output of the last kind.
 
-    A border is a matter of one layer's mask or positions, and a long probe of all layers would take minutes.
+    A border affects one layer's mask or positions; a long probe of all layers would take minutes.
     """
     decoder: Any = model.decoder
     config: Any = model.module.config.get_text_config()
@@ -67,7 +67,7 @@ def _few_layers(model: LanguageModel) -> Iterator[None]:
         decoder.layers, config.num_hidden_layers = layers[:few], few
         try:
             plain_logprobs(model, _probe(model, ((1, (1,)),)))
-        except Exception:  # some weights outside the layers are made for their number: all are asked then
+        except Exception:  # some weights outside the layers depend on the number of layers: use all layers
             decoder.layers, config.num_hidden_layers = layers, len(layers)
         yield
     finally:
@@ -75,7 +75,7 @@ def _few_layers(model: LanguageModel) -> Iterator[None]:
 
 
 def borders(model: LanguageModel) -> dict[int, str]:
-    """Lengths within the context at which the configuration says that something changes, with the first key that says so."""
+    """Lengths within the context at which the configuration changes the attention or positions, with the first key for each."""
     named = list(_named(model.module.config.get_text_config().to_dict()))
     if model.context_note:
         named.append(("rotary scaling", model.context_length))
@@ -96,9 +96,9 @@ def _named(tree: Any, key: str = "") -> Iterator[tuple[str, int]]:
 
 
 def crossing(border: int, context: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Shapes of a probe: one row crosses the border in its completion, one begins beyond it, and a short one is among them.
+    """Shapes of a probe: one row crosses the border in its completion, one begins beyond it, and one is short.
 
-    Where the border is the end of the context, the rows end there, and only the padding beside the short row goes beyond.
+    Where the border is the end of the context, the rows end there, and only the padding of the short row goes beyond.
     """
     return (min(border - 2, context - 6), (6,)), (min(border + 3, context - 4), (4,)), (3, (min(12, context - 3),))
 
@@ -107,7 +107,7 @@ def _cost(model: LanguageModel, shapes: Sequence[tuple[int, tuple[int, ...]]]) -
     """Multiply-adds of the layers: for the padded batch, and for every sequence alone."""
     longest = max(prompt for prompt, _ in shapes) + max(max(completions) for _, completions in shapes)
     tokens = len(shapes) * longest + sum(prompt + sum(completions) for prompt, completions in shapes)
-    weights = model.module.get_decoder().num_parameters(exclude_embeddings=True)  # those are looked up, not multiplied
+    weights = model.module.get_decoder().num_parameters(exclude_embeddings=True)  # embeddings are looked up, not multiplied
     width = model.module.config.get_text_config().hidden_size
     return float(tokens) * (weights + 2 * model.num_layers * width * longest)
 
@@ -129,7 +129,7 @@ def _compare(model: LanguageModel, role: str, groups: Sequence[Tokens], where: s
     except torch.OutOfMemoryError:
         raise
     except (TypeError, AttributeError, ValueError, RuntimeError, IndexError, KeyError) as error:
-        raise ConfigError(f"{role}: {_unsupported(model)} It fails with: {error}") from error
+        raise ConfigError(f"{role}: {_unsupported(model)} Error: {error}") from error
     mean = float((shared - expected).abs().mean())
     if mean != mean:
         raise ConfigError(f"{role}: its log-probs are NaN, so its weights are broken. Copy the model again.")
@@ -145,7 +145,7 @@ def _unsupported(model: LanguageModel) -> str:
 
 
 def plain_logprobs(model: LanguageModel, groups: Sequence[Tokens]) -> Tensor:
-    """As `completion_logprobs`, every sequence alone: no padding, no cache, the model's own logits."""
+    """Like `completion_logprobs`, but every sequence alone: no padding, no cache, the model's own logits."""
     return torch.cat([_plain(model, group.prompt_ids, completion) for group in groups for completion in group.completions])
 
 
@@ -153,7 +153,7 @@ def _plain(model: LanguageModel, prompt_ids: tuple[int, ...], completion: tuple[
     ids = torch.tensor([[*prompt_ids, *completion]], device=model.device)
     wanted = len(completion) + 1
     few: dict[str, Any] = {}
-    if "logits_to_keep" in inspect.signature(model.module.forward).parameters:  # a long prompt's need too much memory
+    if "logits_to_keep" in inspect.signature(model.module.forward).parameters:  # the logits of a long prompt need too much memory
         few["logits_to_keep"] = wanted
     with model.autocast():
         logits = model.module(input_ids=ids, use_cache=False, **few).logits[0, -wanted:-1, : model.vocab_size].float()

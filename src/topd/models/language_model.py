@@ -1,4 +1,4 @@
-"""A causal language model as the rest of the package sees it: weights, tokenizer, and what decides what is sampled."""
+"""A causal language model as the rest of the package sees it: weights, tokenizer, end tokens, vocabulary and context."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -11,24 +11,24 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LanguageModel:
-    """Never mutated; the weights inside `module` are, by the trainer alone."""
+    """Model and tokenizer. Immutable, except that the trainer changes the weights of `module`."""
 
     name: str
     module: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     eos_token_ids: tuple[int, ...]
-    """Tokens that end a completion; the first is the one demonstrations end with."""
+    """Tokens that end a completion; demonstrations end with the first."""
     vocab_size: int
     """Entries of the tokenizer. Rows of the output head beyond it (padding) are never sampled and get no probability."""
     context_length: int
     context_note: str = ""
-    """Why the context is shorter than the model's own, and how to go beyond; empty where it is not."""
+    """Reason and remedy if the context is shorter than the model's own; else empty."""
     autocast_dtype: torch.dtype | None = None
-    """Precision of the forward pass where it is not that of the weights."""
+    """Precision of the forward pass, if it differs from that of the weights."""
     adapter: nn.Module | None = None
     """The peft.PeftModel around `module`, if low-rank adapters are trained."""
     untied: bool = False
-    """Whether the output head, tied to the embedding where the model came from, has weights of its own here."""
+    """True if the source model ties its output head to the embedding, and this one does not."""
 
     @property
     def device(self) -> torch.device:
@@ -45,19 +45,19 @@ class LanguageModel:
 
     @property
     def sampled_is_trained(self) -> bool:
-        """Whether log-probs reported while sampling equal the trainer's to float32 rounding."""
+        """True if log-probs reported while sampling equal the trainer's to float32 rounding."""
         return self.module.dtype == torch.float32 and self.autocast_dtype is None
 
     def autocast(self) -> AbstractContextManager[None]:
-        """The context in which every forward pass runs."""
+        """Context manager for every forward pass."""
         if self.autocast_dtype is None:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.autocast_dtype)
 
     def output_head(self) -> Callable[[Tensor], Tensor]:
-        """Hidden states to the logits of the tokenizer's entries, with the architecture's own scale and soft cap.
+        """Function from hidden states to the logits of the tokenizer's entries, with the architecture's scale and soft cap.
 
-        models/check.py proves for every loaded model that this equals the model's own logits.
+        models/check.py proves for every loaded model that it equals the model's own logits.
         """
         config = self.module.config.get_text_config()
         head = self.module.get_output_embeddings()

@@ -20,17 +20,17 @@ from topd.run.digests import Digests
 
 BUILTIN = Path(__file__).parent.parent / "builtin"
 _UNSEEN = "For details look at the `CONVERSION` entries of the above report!"
-"""What transformers says of a log that is not shown."""
+"""Part of transformers' error messages that refers to a log that topd does not print."""
 
 
 def load(name: str, *, dtype: Dtype, device: torch.device, role: str) -> LanguageModel:
-    """The model and its tokenizer, in evaluation mode (no dropout: ratios compare a policy with itself).
+    """Load a model and its tokenizer, in evaluation mode (no dropout: ratios compare a policy with itself).
 
-    `role` ("student", "teacher") is named in errors. Raises ConfigError for whatever cannot be found, read or used.
+    `role` ("student", "teacher") is named in errors. Raises ConfigError for a model that is missing, unreadable or unusable.
     """
     transformers_logging.disable_progress_bar()
     source = _resolve(name, role)
-    if Path(source).is_dir():  # the model of a run folder is what the run wrote
+    if Path(source).is_dir():  # a run folder has digests of its model
         Digests(Path(source).parent).check_folder(Path(source), f'{role}.name = "{name}"')
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
@@ -38,7 +38,7 @@ def load(name: str, *, dtype: Dtype, device: torch.device, role: str) -> Languag
             source,
             dtype=getattr(torch, dtype),
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are refused below, by name; transformers names them in a log that nobody sees
+            ignore_mismatched_sizes=True,  # refused below, by name; transformers names them only in a log
             use_safetensors=True,
             trust_remote_code=False,
         )
@@ -50,17 +50,17 @@ def load(name: str, *, dtype: Dtype, device: torch.device, role: str) -> Languag
         ) from error
     for key, stored, wanted in sorted(info["mismatched_keys"]):
         raise ConfigError(
-            f'{role}.name = "{name}": its weight {key} has shape {list(stored)}, and its config.json asks for {list(wanted)}. '
-            "Config and weights are of two models; copy the folder again."
+            f'{role}.name = "{name}": its weight {key} has shape {list(stored)}, but its config.json requires {list(wanted)}. '
+            "Config and weights belong to different models; copy the folder again."
         )
     if info["missing_keys"]:
         some = ", ".join(sorted(info["missing_keys"])[:3])
         raise ConfigError(
-            f'{role}.name = "{name}" lacks weights that its config.json asks for ({some}, ...), so they would be random. '
+            f'{role}.name = "{name}" lacks weights that its config.json requires ({some}, ...), so they would be random. '
             "Give the complete model."
         )
     rows = module.get_input_embeddings().weight.shape[0]
-    if 2 * len(tokenizer) < rows:  # without tokenizer files, transformers makes an empty one for some architectures
+    if 2 * len(tokenizer) < rows:  # transformers creates an empty tokenizer for some architectures without tokenizer files
         raise ConfigError(
             f'{role}.name = "{name}" has a tokenizer of {len(tokenizer)} entries for {rows} embeddings: its tokenizer files are '
             "missing or another model's. Give the complete model."
@@ -71,9 +71,9 @@ def load(name: str, *, dtype: Dtype, device: torch.device, role: str) -> Languag
 
 
 def wrap(name: str, module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> LanguageModel:
-    """A `LanguageModel` around objects already in memory, whose rotary factors are held (models/rotary.py)."""
+    """Make a `LanguageModel` of objects in memory; fixes the rotary factors (models/rotary.py)."""
     limit = fix_rotary(module)
-    own = getattr(module.config.get_text_config(), "max_position_embeddings", None) or 1 << 30
+    context = getattr(module.config.get_text_config(), "max_position_embeddings", None) or 1 << 30
     rows = module.get_input_embeddings().weight.shape[0]
     return LanguageModel(
         name=name,
@@ -81,15 +81,15 @@ def wrap(name: str, module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase)
         tokenizer=tokenizer,
         eos_token_ids=_eos_token_ids(module, tokenizer),
         vocab_size=min(max(tokenizer.get_vocab().values()) + 1, rows),
-        context_length=min(own, limit.tokens) if limit else own,
+        context_length=min(context, limit.tokens) if limit else context,
         context_note=limit.reason() if limit else "",
     )
 
 
 def with_adapters(model: LanguageModel, lora: LoraConfig, *, seed: int) -> LanguageModel:
-    """The same model with trainable low-rank adapters in place and everything else frozen.
+    """Return the model with trainable low-rank adapters and everything else frozen.
 
-    Where they sit on an embedding or output head that are tied, the two are untied. Raises ConfigError for names of no module.
+    Adapters on a tied embedding or output head untie the two. Raises ConfigError for names that no module has.
     """
     try:
         from peft import LoraConfig as PeftLoraConfig
@@ -109,29 +109,29 @@ def with_adapters(model: LanguageModel, lora: LoraConfig, *, seed: int) -> Langu
     _check_names(model.module, lora.modules_to_save)
     embedding, head = model.module.get_input_embeddings(), model.module.get_output_embeddings()
     is_tied = head.weight is embedding.weight
-    _say_tied(model.module, False)  # else peft warns of what is put right below
+    _set_tied(model.module, False)  # else peft warns about ties that are fixed below
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
             adapter = get_peft_model(model.module, settings)
-        except Exception as error:  # peft has exceptions of its own for modules it does not find
+        except Exception as error:  # peft raises various exceptions for missing modules
             raise ConfigError(f"student.lora.target_modules = {lora.target_modules!r} does not fit the model: {error}") from error
     module = adapter.get_base_model().eval()
     changed = module.get_input_embeddings() is not embedding or module.get_output_embeddings() is not head
-    if is_tied and changed:  # what is merged into one of two tied layers would change the other
+    if is_tied and changed:  # merging adapters into one of two tied layers would change the other
         head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=False)
-    _say_tied(module, is_tied and not changed)
+    _set_tied(module, is_tied and not changed)
     return dataclasses.replace(model, module=module, adapter=adapter, untied=is_tied and changed)
 
 
-def _say_tied(module: PreTrainedModel, tied: bool) -> None:
-    """What config.json will tell a reader of the weights."""
+def _set_tied(module: PreTrainedModel, tied: bool) -> None:
+    """Set `tie_word_embeddings` for config.json."""
     for config in (module.config, module.config.get_text_config()):
         config.tie_word_embeddings = tied
 
 
 def _check_names(module: PreTrainedModel, modules_to_save: Sequence[str]) -> None:
-    """Raise ConfigError for a name that no module has; peft passes over it."""
+    """Raise ConfigError for a name that no module has; peft ignores it."""
     names = {name.rpartition(".")[2] for name, _ in module.named_modules()}
     for wanted in modules_to_save:
         if wanted not in names:
@@ -154,13 +154,13 @@ def _resolve(name: str, role: str) -> str:
     if name.endswith(".gguf"):
         return str(gguf.convert(Path(name), role))
     looks_like_path = name.startswith((".", "/", "~")) or name.count("/") != 1
-    with contextlib.suppress(OSError, ValueError, RuntimeError):  # too long, a NUL, no such user: no folder
+    with contextlib.suppress(OSError, ValueError, RuntimeError):  # the name is too long, holds a NUL, or names an unknown user
         if Path(name).expanduser().is_dir():
             return str(Path(name).expanduser())
     if looks_like_path:
         raise ConfigError(
-            f'{role}.name = "{name}" is no folder (looked from {Path.cwd()}). Give the path of a Hugging Face model folder, a '
-            "hub id (owner/name), a .gguf file or builtin:NAME."
+            f'{role}.name = "{name}" is not a folder (relative to {Path.cwd()}). Give the path of a Hugging Face model folder, '
+            "a hub id (owner/name), a .gguf file or builtin:NAME."
         )
     return name
 
@@ -169,7 +169,7 @@ def _eos_token_ids(module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
     ids = _end_tokens(tokenizer, module.generation_config)
     if not ids:
         raise ConfigError(
-            "the model names no end token (neither tokenizer nor generation_config.json), so completions would never stop. "
+            "the model has no end token (neither in tokenizer nor generation_config.json), so completions would never stop. "
             "Set eos_token in its tokenizer_config.json."
         )
     return ids
@@ -181,15 +181,15 @@ def place(name: str) -> str:
 
 
 def end_tokens(name: str | None, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...] | None:
-    """Tokens that end a completion of a model that is not loaded, from its folder or hub id; None if it names none."""
+    """End tokens of a model that is not loaded, from its folder or hub id; None if it has none."""
     generation = None
-    with contextlib.suppress(OSError, ValueError):  # not every model has a generation_config.json
+    with contextlib.suppress(OSError, ValueError):  # generation_config.json is optional
         generation = GenerationConfig.from_pretrained(name)
     return _end_tokens(tokenizer, generation) or None
 
 
 def _end_tokens(tokenizer: PreTrainedTokenizerBase, generation: GenerationConfig | None) -> tuple[int, ...]:
-    """The tokenizer's end token first, then whatever else generation_config stops at."""
+    """The tokenizer's end token first, then others of generation_config."""
     also = generation.eos_token_id if generation else None
     others = [also] if isinstance(also, int) else list(also or [])
     return tuple(dict.fromkeys(([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]) + others))

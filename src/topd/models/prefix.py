@@ -1,6 +1,6 @@
 """Key/value caches that let many completions share one pass over their prompt, with gradients.
 
-Two passes: the prompts alone, recorded layer by layer; then all completions, each reading the record of its own prompt.
+Two passes: the prompts alone, recorded layer by layer; then all completions, each reading the record of its prompt.
 transformers' caches cannot do this: they grow in place, so the recomputation of a checkpointed layer appends a second time, and
 their sliding-window layers keep only the window. The layers here store once and never grow.
 """
@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 
 class _RecordedLayer(CacheLayerMixin):
-    """First pass: keeps the keys and values of the first call. A recomputed layer finds them there and changes nothing."""
+    """First pass: stores the keys and values of the first call. A recomputed layer changes nothing."""
 
     is_sliding = False
 
@@ -35,7 +35,7 @@ class _RecordedLayer(CacheLayerMixin):
 
 
 class _ReadLayer(CacheLayerMixin):
-    """Second pass: the recorded prompt, expanded to the rows of the batch, in front of the new keys and values."""
+    """Second pass: the recorded prompt, expanded to the rows of the batch, before the new keys and values."""
 
     is_sliding = False
 
@@ -49,7 +49,7 @@ class _ReadLayer(CacheLayerMixin):
         return keys, values
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        raise AssertionError("a read layer is born initialised")
+        raise AssertionError("a read layer is initialised at construction")
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.get_seq_length() + query_length, 0
@@ -62,7 +62,7 @@ class _ReadLayer(CacheLayerMixin):
 
 
 class _GrowingLayer(CacheLayerMixin):
-    """Decoding: the prompt, then one token after the other, written in place into a buffer that doubles when full."""
+    """Decoding: the prompt, then one token at a time, written in place into a buffer that doubles when full."""
 
     is_sliding = False
 

@@ -1,7 +1,7 @@
-"""Rotary factors that switch with the length of a sequence: one choice, and the context in which it is right.
+"""Rotary factors that switch with sequence length: one fixed choice, and the context in which it is correct.
 
 transformers chooses by the largest position of the whole batch, padding included, so a token's log-prob would depend on the
-company of its row. Within `limit` the choice is that for short sequences; docs/decisions/0018-rotary-scaling.md says why.
+other rows. Here the choice is that for short sequences, up to `RotaryLimit.tokens` (docs/decisions/0018-rotary-scaling.md).
 """
 
 from collections.abc import Iterator
@@ -14,13 +14,13 @@ from torch import nn
 
 @dataclass(frozen=True, slots=True)
 class RotaryLimit:
-    """Longest sequence for which the factors of short sequences are the model's own."""
+    """Longest sequence for which the model itself uses the factors of short sequences."""
 
     tokens: int
     kind: str
 
     def reason(self) -> str:
-        """Why the context ends here, and how to go beyond."""
+        """Reason why the context ends here, and remedy."""
         remedy = (
             "short_factor = long_factor (and short_mscale = long_mscale, where it has them)"
             if self.kind == "longrope"
@@ -34,9 +34,9 @@ class RotaryLimit:
 
 
 def fix_rotary(module: nn.Module) -> RotaryLimit | None:
-    """Hold every rotary embedding of a module that would switch to its factors for short sequences; None if none would.
+    """Fix every switching rotary embedding of a module to its factors for short sequences; None if none switches.
 
-    The embedding sees no position beyond the limit. Only padding stands there: models/logprobs.py refuses longer sequences.
+    The embedding sees no position beyond the limit. Only padding is there: models/logprobs.py refuses longer sequences.
     """
     switching = [(part, limit) for part in module.modules() for limit in _limits(part)]
     if not switching:
@@ -48,18 +48,18 @@ def fix_rotary(module: nn.Module) -> RotaryLimit | None:
 
 
 def _limits(part: nn.Module) -> Iterator[RotaryLimit]:
-    """Of one rotary embedding, by the kinds of layers that it serves; nothing of any other module."""
+    """Limits of one rotary embedding, per kind of layer; empty for other modules."""
     kinds: Any = getattr(part, "rope_type", None)
     config: Any = getattr(part, "config", None)
     if not isinstance(kinds, str | dict) or config is None:
         return
     settings = [config.rope_parameters[layer] for layer in kinds] if isinstance(kinds, dict) else [config.rope_parameters]
-    for each in settings:
-        kind = each["rope_type"]
+    for parameters in settings:
+        kind = parameters["rope_type"]
         if "dynamic" in kind:
             yield RotaryLimit(config.max_position_embeddings, kind)
-        elif kind == "longrope" and not _is_one_choice(each):
-            yield RotaryLimit(each["original_max_position_embeddings"], kind)
+        elif kind == "longrope" and not _is_one_choice(parameters):
+            yield RotaryLimit(parameters["original_max_position_embeddings"], kind)
 
 
 def _is_one_choice(longrope: dict[str, Any]) -> bool:
@@ -67,7 +67,7 @@ def _is_one_choice(longrope: dict[str, Any]) -> bool:
 
 
 def _clamp(last: int, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of a rotary embedding's forward pass, (x, position_ids, ...), with no position beyond `last`."""
+    """Clamp the positions in the arguments of a rotary embedding's forward pass, (x, position_ids, ...), to `last`."""
     if "position_ids" in kwargs:
         return args, kwargs | {"position_ids": kwargs["position_ids"].clamp_max(last)}
     return (args[0], args[1].clamp_max(last), *args[2:]), kwargs

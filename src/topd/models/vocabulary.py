@@ -1,4 +1,4 @@
-"""What every token id stands for: its bytes, so that a run folder can be read without the model."""
+"""Bytes of every token id, so that a run folder can be read without the model."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from topd.models.language_model import LanguageModel
 
 
 def entries(model: LanguageModel) -> Iterator[tuple[int, bytes, bool]]:
-    """(id, bytes, special) of all entries of a model's tokenizer, by id; special ones are marks of the format, not text."""
+    """(id, bytes, special) of all entries of a model's tokenizer, by id; special tokens are format markers, not text."""
     tokenizer = model.tokenizer
     added = tokenizer.added_tokens_decoder
     special = {token_id for token_id, token in added.items() if token.special} | set(tokenizer.all_special_ids)
@@ -23,7 +23,7 @@ def entries(model: LanguageModel) -> Iterator[tuple[int, bytes, bool]]:
 
 
 def _spelling(tokenizer: PreTrainedTokenizerBase) -> Callable[[str, int], bytes]:
-    """How this tokenizer writes bytes into its entries, told by its decoder."""
+    """Function from a tokenizer entry to its bytes, chosen by the tokenizer's decoder."""
     decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
     kinds = _kinds(json.loads(decoder.__getstate__())) if decoder is not None else set()
     if "ByteLevel" in kinds:
@@ -48,7 +48,7 @@ def _byte_level(byte_of: dict[str, int], token: str, token_id: int) -> bytes:
 
 
 def _sentencepiece(token: str, token_id: int) -> bytes:
-    """A lower one eighth block is a space; <0x0A> is a byte."""
+    """SentencePiece's spelling: U+2581 is a space; <0x0A> is a byte."""
     if byte := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", token):
         return bytes.fromhex(byte[1])
     return token.replace("\u2581", " ").encode()

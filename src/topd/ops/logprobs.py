@@ -1,4 +1,4 @@
-"""Log-probs of given tokens from hidden states, without ever keeping a [tokens, vocab] float32 tensor."""
+"""Log-probs of given tokens from hidden states, without holding a [tokens, vocab] float32 tensor."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Per-token rewards made of the teacher's and the behaviour policy's log-probs of the sampled token."""
+"""Per-token rewards from the teacher's and the behaviour policy's log-probs of the sampled token."""
 
 import math
 
@@ -12,11 +12,11 @@ NEAR = 0.5
 """Below this |log-ratio| the form that is exact at 0 is used; both forms are accurate around it."""
 
 ROUNDING = 1e-4
-"""Nats. Sampling and scoring one model in float32 were seen to differ by up to 4e-5."""
+"""Nats. Sampling and scoring one model in float32 differed by up to 4e-5."""
 
 ROUNDING_BFLOAT16 = 0.1
-"""Nats, root mean square over a group. One model in bfloat16 and in float32, or twice in bfloat16, was seen to differ by up to
-0.025 (175 thousand weights) and 0.071 (135 million): benchmarks/rounding.py."""
+"""Nats, root mean square over a group. One model in bfloat16 and in float32, or twice in bfloat16, differed by up to 0.025 (175
+thousand weights) and 0.071 (135 million): benchmarks/rounding.py."""
 
 
 def proximal_reward(log_ratio: LogRatio, *, alpha: float) -> LogRatio:
@@ -41,21 +41,21 @@ def proximal_reward(log_ratio: LogRatio, *, alpha: float) -> LogRatio:
 
 
 def without_rounding(log_ratio: LogRatio) -> LogRatio:
-    """The log-ratio, with 0 for what is within ROUNDING nats of it: there, teacher and student agree.
+    """The log-ratio, with 0 where it is within ROUNDING nats of 0: there teacher and student agree.
 
-    One model that samples a token and then scores it differs from itself by float32 rounding. In a group in which nothing else
-    happens, normalisation would turn that noise into advantages of unit size.
+    One model that samples a token and then scores it differs from itself by float32 rounding. In a group without other
+    differences, normalisation would turn that noise into advantages of unit size.
     """
     return log_ratio.masked_fill(log_ratio.abs() < ROUNDING, 0.0)
 
 
 def in_agreement(log_ratio: LogRatio, counts: Int[Tensor, " group"], *, rounding: float) -> Bool[Tensor, " token"]:
-    """Whether a token's group is one in which teacher and student differ by no more than rounding.
+    """True for every token of a group in which teacher and student differ by no more than rounding.
 
         sqrt(mean(log_ratio^2)) <= rounding      over all tokens of the group
 
     `counts` are tokens per group, in order; `rounding` is in nats. A log-ratio of -inf is never agreement. A floor under the
-    standard deviation would not do: AdamW divides by the size of past gradients, so small noise moves weights as far as large.
+    standard deviation would not help: AdamW divides by the size of past gradients, so small noise moves weights as far as large.
     """
     group = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
     zeros = torch.zeros(len(counts), dtype=torch.float64, device=log_ratio.device)

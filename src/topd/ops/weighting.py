@@ -1,4 +1,4 @@
-"""How the tokens of a mini-batch share the loss. All weights are positive and sum to 1 over the mini-batch.
+"""Loss weights of the tokens of a mini-batch. All are positive and sum to 1 over the mini-batch.
 
 The trainer's whole reduction is `(weights * token_loss).sum()`; micro-batches and ranks only split that sum, so they cannot
 change it. Input: tokens per completion and completions per group, in order.
