@@ -241,7 +241,9 @@ TWO = {"math": {"name": "a"}, "code": {"name": "b"}}
         ({"rollout__engine": "vllm"}, ["rollout.base_url is missing"]),
         ({"rollout__base_url": ["http://h/v1"]}, ["rollout.base_url would be ignored", "embedded"]),
         ({"rollout__max_lag": 1}, ["rollout.max_lag would be ignored", "embedded"]),
-        ({**SAMPLED, "rollout__max_lag": 2}, ["rollout.max_lag", "less than or equal to 1"]),
+        ({**SAMPLED, "rollout__max_lag": -1}, ["rollout.max_lag", "greater than or equal to 0"]),
+        ({**SAMPLED, "rollout__max_lag": 2, "rollout__weights": "nccl"}, ["rollout.max_lag must be 0 or 1", '"files"']),
+        ({**SAMPLED, "rollout__max_lag": 1, "rollout__max_mismatch_kl": 1.0}, ["rollout.max_mismatch_kl would be ignored"]),
         (
             {**SAMPLED, "rollout__weights": "nccl", "rollout__weights_directory": "x"},
             ["rollout.weights_directory would be ignored"],

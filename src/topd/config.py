@@ -208,7 +208,15 @@ class RolloutConfig(EndpointConfig):
     temperature: float = Field(1.0, gt=0, description="Sampling temperature; student, teacher and ratio all use it.")
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling. Log-probs stay those of the full distribution.")
     max_concurrent_rollouts: int = Field(64, ge=1, description="Completions decoded at the same time by the embedded engine.")
-    max_lag: int = Field(0, ge=0, le=1, description="Steps that sampling weights may be behind. 1: sample while training.")
+    max_lag: int = Field(
+        0, ge=0, description="Steps that sampling may be ahead of training, and its weights behind. 1: sample while training."
+    )
+    max_mismatch_kl: float = Field(
+        0.1,
+        gt=0,
+        description="With max_lag > 1: nats per token by which the policy may have moved away from the weights that sampled a "
+        "group. A group beyond is dropped.",
+    )
     weights: Literal["files", "nccl"] = Field(
         "files", description="How servers get new weights: a safetensors folder that they can read, or vLLM's NCCL transfer."
     )

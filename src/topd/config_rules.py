@@ -66,6 +66,13 @@ def _engine(config: Config, method: Method) -> Iterator[str]:
         yield 'rollout.base_url is missing: rollout.engine = "vllm" samples through servers. Give their URLs.'
     elif not method.samples:
         yield f'rollout.engine = "vllm" would be ignored: algorithm.type = "{config.algorithm.type}" samples nothing. Remove it.'
+    if rollout.max_lag > 1 and rollout.weights == "nccl":
+        yield (
+            'rollout.max_lag must be 0 or 1 with rollout.weights = "nccl", which keeps no copy of weights that are not yet '
+            f'served; found {rollout.max_lag}. Lower it, or set rollout.weights = "files".'
+        )
+    only = ("max_mismatch_kl",)
+    yield from _only_with("rollout", rollout, rollout.max_lag < 2, "rollout.max_lag is below 2", only)
     yield from _only_with(
         "rollout", rollout, rollout.weights == "nccl", 'rollout.weights = "nccl" writes no files', ("weights_directory",)
     )

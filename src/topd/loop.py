@@ -1,11 +1,8 @@
-"""START HERE: a run, and one training step as a table of contents.
-
-Prompt -> RolloutGroup -> ScoredGroup -> TrainBatch -> StepReport
-"""
+"""The life of a run: probe, resume, train step by step (step.py), evaluate, save, end."""
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from topd.assemble import Parts, assemble, make_trainer, probe, recognise, require
+from topd.collect.feed import Feed
 from topd.config import Config
 from topd.endpoint import meeting
 from topd.errors import ConfigError, RunStopped, first_line
@@ -20,20 +18,15 @@ from topd.eval.benchmark import Benchmark, benchmarks_sha256, evaluate_engine, s
 from topd.models.export import export
 from topd.models.proof import make_probe
 from topd.models.vocabulary import entries
-from topd.ragged import Ragged
-from topd.rollout.ahead import Ahead
-from topd.rollout.engine import Engine, SamplingParams
-from topd.run import checkpoint, rollouts, vocabulary
+from topd.record import Record
+from topd.rollout.engine import Engine
+from topd.run import checkpoint, vocabulary
 from topd.run.directory import SCORES, RunDirectory, open_run
 from topd.run.interrupt import Interrupted, interruptible, uninterrupted
-from topd.run.metrics import step_metrics
 from topd.run.progress import Display
 from topd.run.summary import gaps, print_summary, summarise_run
 from topd.run.trackers import Trackers
-from topd.tasks.prompts import demonstrate
-from topd.teacher.scoring import kept, score
-from topd.trainer.batch import flatten, make_batches
-from topd.types import Credit, Prompt, RolloutGroup, ScoredGroup, TrainBatch
+from topd.step import train_step
 
 
 def run(config: Config, display: Display | None = None) -> dict[str, Any]:
@@ -87,9 +80,9 @@ class Run:
         self.trainer = make_trainer(parts)
         self.benchmarks = [benchmark.name for benchmark in parts.benchmarks]
         self.probe = make_probe(parts.student.tokenizer, [prompt.token_ids for prompt in parts.prompts.prompts[:2]])
-        self.ahead = Ahead()
+        self.feed = Feed(parts, directory, display)
+        self.record = Record(parts, directory, display)
         self.steps_done = 0
-        self.num_tokens = 0
 
     def to_the_end(self) -> dict[str, Any]:
         for notice in self.parts.notices:
@@ -116,134 +109,13 @@ class Run:
         return self.finish()
 
     def step(self, step: int) -> None:
-        """One rollout batch, from prompts to new weights."""
+        """One training step, recorded and shown."""
         self.display.start_step()
-        prompts = self.parts.prompts.take(step)  # 1
-        scored = self.stored(step, prompts) or self.score(self.sample(step, prompts))  # 2, 3
-        flat = flatten(scored)
-        credit = self.parts.method.credit(flat)  # 4
-        self.store(step, scored, flat, credit)
-        self.sample_ahead(step + 1)
-        batches = self.batches(step, scored, flat, credit)  # 5
-        self.update(batches)  # 6, 7
-        if not self.config.rollout.max_lag:
-            self.load_weights()
-        self.store_updates(step, batches)
-        self.record(step, prompts, scored, flat, credit)
-
-    def sample(self, step: int, prompts: Sequence[Prompt]) -> list[RolloutGroup]:
-        """Completions from the policy, or the demonstrations for an algorithm that learns from those."""
-        rollout = self.config.rollout
-        if not self.parts.method.samples:
-            shown = [demonstrate(prompt, self.parts.student, rollout.max_completion_tokens) for prompt in prompts]
-            pairs = zip(prompts, shown, strict=True)
-            return [RolloutGroup(prompt=p, rollouts=(r,), policy_version=self.parts.policy.version) for p, r in pairs]
-        with self.display.phase("rollout", f"step {step}") as on_tokens:
-            return self.ahead.take(step) or self._generate(step, prompts, on_tokens)
-
-    def _generate(
-        self, step: int, prompts: Sequence[Prompt], on_tokens: Callable[[int], None] = lambda num_tokens: None
-    ) -> list[RolloutGroup]:
-        rollout = self.config.rollout
-        params = SamplingParams(
-            n=rollout.group_size,
-            max_tokens=rollout.max_completion_tokens,
-            temperature=rollout.temperature,
-            top_p=rollout.top_p,
-            seed=(self.config.run.seed, "rollout", step),
-        )
-        teacher = self.parts.teacher if self.parts.asks_teacher else None
-        on_groups = teacher.prefetch if teacher is not None else lambda groups: None
-        return self.parts.engine.generate(prompts, params, on_tokens=on_tokens, on_groups=on_groups)
-
-    def sample_ahead(self, step: int) -> None:
-        """With rollout.max_lag = 1, begin with that step's rollouts, from the weights as they are now."""
-        if not self.config.rollout.max_lag or step > self.config.run.steps:
-            return
-        self.load_weights()
-        self.parts.engine.keep_weights()
-        if not self.directory.rollouts(step).is_file():
-            prompts = self.parts.prompts.take(step)
-            self.ahead.start(step, lambda: self._generate(step, prompts))
-
-    def load_weights(self) -> None:
-        """Bring the engine up to the trainer's weights, once nothing is sampled from older ones any more."""
-        self.ahead.wait()
-        if self.parts.engine.policy_version != self.parts.policy.version:
-            self.parts.engine.load_weights(self.parts.policy.version)
-
-    def score(self, groups: Sequence[RolloutGroup]) -> list[ScoredGroup]:
-        total = sum(len(completion) for group in groups for completion in group.completions)
-        with self.display.phase("teacher", total=total) as on_tokens:
-            scored = score(
-                groups,
-                grader=self.parts.grader,
-                teacher=self.parts.teacher if self.parts.asks_teacher else None,
-                engine=self.parts.engine if self.parts.method.samples else None,
-                temperature=self.config.rollout.temperature,
-                max_tokens=self.config.trainer.max_tokens_per_microbatch,
-                on_tokens=on_tokens,
-            )
-        shares = {name: teacher.max_dropped_share for name, teacher in self.config.teachers_by_name().items()}
-        return kept(groups, scored, max_dropped_share=shares, teacher_of=self.parts.teacher_of)
-
-    def batches(self, step: int, scored: Sequence[ScoredGroup], flat: Ragged, credit: Credit) -> list[TrainBatch]:
-        return make_batches(
-            scored,
-            flat,
-            credit,
-            weighting=self.parts.method.weighting,
-            minibatch_prompts=self.config.trainer.minibatch_prompts,
-            epochs=self.config.trainer.epochs,
-            seed=(self.config.run.seed, "minibatches", step),
-        )
-
-    def update(self, batches: Sequence[TrainBatch]) -> None:
-        """All updates on this rollout batch that are not made yet."""
-        sizes = [batch.streams.num_tokens for batch in batches]
-        done = len(self.trainer.reports)
-        with self.display.phase("update", f"{len(batches)} updates", total=sum(sizes)) as on_tokens:
-            on_tokens(sum(sizes[:done]))
-            for batch in batches[done:]:
-                on_tokens(self.trainer.update(batch).num_tokens)
-
-    def stored(self, step: int, prompts: Sequence[Prompt]) -> list[ScoredGroup] | None:
-        """The scored rollouts of a step that a resumed run made before it stopped."""
-        path = self.directory.rollouts(step)
-        if not path.is_file():
-            return None
-        if not self.directory.digests.knows(path):
-            self.display.line(f"WARNING  {path} has no digest: that it is what was sampled is not proven")
-        return rollouts.read(path, prompts, self.directory.digests.difference(path))
-
-    def store(self, step: int, scored: Sequence[ScoredGroup], flat: Ragged, credit: Credit) -> None:
-        if not self.directory.rollouts(step).is_file():
-            rollouts.write(self.directory.rollouts(step), scored, flat, credit, self.directory.digests.note)
-
-    def store_updates(self, step: int, batches: Sequence[TrainBatch]) -> None:
-        before, note = self.parts.policy.version - len(batches), self.directory.digests.note
-        rollouts.write_updates(self.directory.updates(step), batches, self.trainer.reports, policy_version=before, note=note)
-
-    def record(self, step: int, prompts: Sequence[Prompt], scored: Sequence[ScoredGroup], flat: Ragged, credit: Credit) -> None:
-        """Write and show the step's metrics; the step is done."""
-        row = step_metrics(
-            step=step,
-            policy_version=self.parts.policy.version,
-            groups=scored,
-            flat=flat,
-            credit=credit,
-            reports=self.trainer.reports,
-            seconds=self.display.seconds(),
-            tokens_before=self.num_tokens,
-            sampled=self.parts.method.samples,
-            prompts=prompts,
-            counts=self.parts.teacher.counts() if self.parts.teacher is not None else None,
-            teacher_of=self.parts.teacher_of,
-        )
+        row = train_step(step, self.feed, self.parts.method, self.trainer, self.record)
         with uninterrupted():
             self.directory.add_metrics(row)
             self.trainer.begin_step()
-            self.steps_done, self.num_tokens = step, int(row["tokens/total"] or 0)
+            self.steps_done, self.record.num_tokens = step, int(row["tokens/total"] or 0)
             if self.parts.cache is not None:
                 self.parts.cache.step_done()
         self.display.step_line(row, steps=self.config.run.steps)
@@ -267,7 +139,7 @@ class Run:
                 f"checkpoint is {newest.name if newest else None}. Set run.steps higher."
             )
         self.directory.forget_after(self.steps_done)
-        self.num_tokens = next((int(row["tokens/total"]) for row in reversed(self.directory.metrics())), 0)
+        self.record.num_tokens = next((int(row["tokens/total"]) for row in reversed(self.directory.metrics())), 0)
         for gap in gaps(self.config, self.directory, self.steps_done, self.benchmarks):
             self.display.line(f"WARNING  {gap}")
 
@@ -286,7 +158,7 @@ class Run:
         if step not in (0, self.config.run.steps) and not (every and step % every == 0):
             return
         for benchmark in self.parts.benchmarks:
-            self.load_weights()
+            self.feed.settle()
             self._evaluate("student", step, benchmark, self.parts.engine)
             teacher = self.parts.teacher
             if step == 0 and self.config.eval.teacher and teacher is not None:

@@ -267,4 +267,4 @@ def test_log_probs_are_recomputed_unless_both_models_are_exact(sampled, copied):
     policy = dataclasses.replace(make_model(), autocast_dtype=sampled)
     engine = EmbeddedEngine(frozen_copy(policy, copied), max_concurrent_rollouts=8, policy=Policy(policy))
     exact = sampled is None and copied is torch.float32
-    assert engine.behaviour(0) is (None if exact else policy)
+    assert engine.exact is exact

@@ -317,6 +317,26 @@ def test_with_lag_the_old_log_probs_are_those_of_the_version_that_sampled(tmp_pa
     assert {**without, "evals": None} == {**with_evaluations, "evals": None}
 
 
+def test_with_a_longer_lag_ratios_are_taken_against_the_engines_own_numbers(tmp_path, student):
+    """Weights that sampled are gone by then. Every version that samples is handed over, and none is older than the lag."""
+    train(sampling_config(tmp_path, student.url, run__steps=5, rollout__max_lag=3))
+    versions = [stored(tmp_path, step, "policy_version")[0] for step in range(1, 6)]
+    assert versions == sorted(versions)
+    assert all(2 * (step - 4) <= version <= 2 * (step - 1) for step, version in enumerate(versions, 1))
+    assert [row["policy/lag"] for row in metrics(tmp_path)] == [2 * step - version for step, version in enumerate(versions)]
+    for step, version in enumerate(versions, 1):
+        pairs = zip(stored(tmp_path, step, "rollout_logprobs"), stored(tmp_path, step, "old_logprobs"), strict=True)
+        if version < 2 * (step - 1):
+            assert all(sampled == old for sampled, old in pairs)
+    assert not list(tmp_path.glob("handover*"))
+
+
+def test_groups_from_which_the_policy_has_moved_too_far_are_dropped_or_stop_the_run(tmp_path, student):
+    tree = sampling_config(tmp_path, student.url, run__steps=4, rollout__max_lag=3, rollout__max_mismatch_kl=1e-9)
+    with pytest.raises(RunStopped, match=r"too old: .* rollout.max_mismatch_kl = 1e-09"):
+        train(tree)
+
+
 def test_with_lag_the_next_step_is_sampled_while_this_one_trains(tmp_path, student, monkeypatch):
     update, seen = Trainer.update, []
 

@@ -1,6 +1,6 @@
 """Stage 2 of 7. Prompt -> RolloutGroup, in this process, on any causal language model.
 
-Before: tasks/prompts.py. After: teacher/scoring.py.
+Before: tasks/prompts.py. After: collect/score.py.
 
 The prompt of a group is run once and its keys and values are copied to the group's rows; finished rows leave the batch.
 """
@@ -52,15 +52,13 @@ class EmbeddedEngine:
     def context_length(self) -> int | None:
         return self.model.context_length
 
-    def keep_weights(self) -> None:
-        """Nothing: it never samples ahead."""
-
     def describe(self) -> str:
         return f"{self.model.name}, in this process"
 
-    def behaviour(self, policy_version: int) -> LanguageModel | None:
+    @property
+    def exact(self) -> bool:
         trained = self.policy.model if self.policy is not None else self.model
-        return None if self.model.sampled_is_trained and trained.sampled_is_trained else trained
+        return self.model.sampled_is_trained and trained.sampled_is_trained
 
     @torch.no_grad()
     def generate(

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from topd.models.language_model import LanguageModel
 from topd.types import Prompt, RolloutGroup
 
 
@@ -33,6 +32,11 @@ class Engine(Protocol):
     """Nats by which its log-probs may differ from the trainer's, on average over a group; None: they are not compared."""
 
     @property
+    def exact(self) -> bool:
+        """Whether its log-probs are the trainer's own to float32 rounding, so that nothing is recomputed."""
+        ...
+
+    @property
     def context_length(self) -> int | None:
         """Tokens of prompt and completion that fit, where that may be less than the model's own; None if not known."""
         ...
@@ -55,14 +59,15 @@ class Engine(Protocol):
         """Take over the trainer's weights, which are now of that version. Raises RunStopped if that cannot be proven."""
         ...
 
-    def keep_weights(self) -> None:
-        """Copy the policy as it is now: it changes before what is sampled next is scored."""
-        ...
-
     def describe(self) -> str:
         """What it is and how it is, in a few words."""
         ...
 
-    def behaviour(self, policy_version: int) -> LanguageModel | None:
-        """The model whose recomputed log-probs are those of rollouts of that version; None if the sampled ones already are."""
+
+@runtime_checkable
+class AheadEngine(Engine, Protocol):
+    """An engine that samples several steps ahead (`rollout.max_lag` > 1)."""
+
+    def publish(self, policy_version: int) -> None:
+        """Store the trainer's weights as they are now; `generate` takes the newest before it begins. Any thread may call it."""
         ...

@@ -39,11 +39,15 @@ class Transport(Protocol):
     """How weights get to a server."""
 
     def publish(self, policy: Policy, dtype: torch.dtype) -> None:
-        """Make the policy's weights ready in the servers' precision, once for all of them."""
+        """Make the policy's weights ready in the servers' precision, beside those that `deliver` gives."""
+        ...
+
+    def commit(self) -> None:
+        """Let `deliver` give what was published last."""
         ...
 
     async def deliver(self, replica: Replica, policy_version: int) -> None:
-        """Make a paused server take what was published."""
+        """Make a paused server take what was committed."""
         ...
 
 
@@ -52,10 +56,15 @@ class FilesTransport:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._next = folder.with_name(f"{folder.name}.next")
         self._parent_is_ours = not folder.parent.exists()
 
     def publish(self, policy: Policy, dtype: torch.dtype = torch.float32) -> None:
-        export_untied(policy, self.folder, dtype)
+        export_untied(policy, self._next, dtype)
+
+    def commit(self) -> None:
+        remove(self.folder)
+        self._next.rename(self.folder)
 
     async def deliver(self, replica: Replica, policy_version: int) -> None:
         kwargs = {"weights_path": str(self.folder.resolve())}
@@ -64,6 +73,7 @@ class FilesTransport:
     def close(self) -> None:
         """Remove the folder, and the one it was made in if that was not there before and nothing else is in it."""
         remove(self.folder)
+        remove(self._next)
         if self._parent_is_ours:
             with contextlib.suppress(OSError):
                 self.folder.parent.rmdir()
@@ -79,10 +89,13 @@ class Proof:
         self.earlier: dict[int, Tensor] = {}
         """By version; a few numbers each."""
 
-    def renew(self, policy: LanguageModel, policy_version: int) -> None:
-        """Score the probe with the policy as it is now."""
-        self.expected = probe_logprobs(policy, self.groups)
-        self.earlier[policy_version] = self.expected
+    def numbers(self, policy: LanguageModel) -> Tensor:
+        """Log-probs of the fixed tokens under the policy as it is now."""
+        return probe_logprobs(policy, self.groups)
+
+    def renew(self, policy_version: int, numbers: Tensor) -> None:
+        """Expect these numbers of that version from now on."""
+        self.expected = self.earlier[policy_version] = numbers
 
     def check(self, url: str, served: Tensor, policy_version: int) -> None:
         """Raise RunStopped, with what to look at, unless the server's numbers are the trainer's."""

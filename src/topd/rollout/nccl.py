@@ -38,6 +38,9 @@ class NcclTransport:
     def publish(self, policy: Policy, dtype: torch.dtype = torch.float32) -> None:
         self._weights = dict(policy.weights(dtype))
 
+    def commit(self) -> None:
+        """No-op: with this transport nothing is published while other weights are served."""
+
     async def deliver(self, replica: Replica, policy_version: int) -> None:
         if replica.url not in self._senders:
             response = await replica.send(Request(path="/get_world_size", method="GET"))

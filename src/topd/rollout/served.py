@@ -36,6 +36,7 @@ class ServedEngine:
     strict_ends = False
     """Whether completions must end exactly as the student's do. A teacher that is evaluated may have ends of its own."""
     tolerance: float | None = None
+    exact = False
     way_out = " A teacher is only sampled from to evaluate it, which --eval.teacher false leaves out."
 
     def __init__(
@@ -55,14 +56,8 @@ class ServedEngine:
     def load_weights(self, policy_version: int) -> None:
         """Nothing: a teacher never changes."""
 
-    def keep_weights(self) -> None:
-        """Nothing: a teacher never changes."""
-
     def describe(self) -> str:
         return f"{self.served.card.id}, served"
-
-    def behaviour(self, policy_version: int) -> LanguageModel | None:
-        return None
 
     def generate(
         self,

@@ -4,9 +4,11 @@
 """
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from topd.config import Config
 from topd.endpoint.background import Background
@@ -14,7 +16,6 @@ from topd.endpoint.faults import BadAnswer, Fault, Forbidden, Refused
 from topd.endpoint.replica import Replica
 from topd.endpoint.served import ServedModel
 from topd.errors import ConfigError, RunStopped
-from topd.models.language_model import LanguageModel
 from topd.models.policy import Policy
 from topd.models.proof import make_canary
 from topd.rollout.engine import SamplingParams
@@ -58,8 +59,9 @@ class VllmEngine(ServedEngine):
         self.dtype = getattr(torch, config.student.dtype)
         self.tolerance = TOLERANCE[config.student.dtype]
         self.proof = Proof([canary], dtype=config.student.dtype)
-        self.snapshot = policy.snapshot() if rollout.max_lag else None
-        self.snapshot_version = -1
+        self._weights = threading.Lock()
+        self._published: tuple[int, Tensor] | None = None
+        """Version and probe of weights that are ready and not served yet."""
         background.at_close(served.close)
         background.run(self._resume_all())
         background.run(served.connect(wait_s=rollout.wait_s))
@@ -77,19 +79,32 @@ class VllmEngine(ServedEngine):
         A server that cannot be reached is left alone until it can, and gets them then; if none can, it is waited for. Raises
         RunStopped if a server serves other numbers, or none comes back.
         """
-        self.proof.renew(self.policy.model, policy_version)
-        self.transport.publish(self.policy, self.dtype)
-        self.policy_version = policy_version
-        try:
-            self.background.run(self._hand_over_all())
-        except Forbidden as fault:
-            raise RunStopped(self.served.forbidden(fault)) from fault
-        except Fault as fault:
-            raise RunStopped(
-                f"rollout: the weights could not be handed over: {fault}. Servers must be up, run with VLLM_SERVER_DEV_MODE=1 "
-                "(or topd serve --allow-reload) and read the weights folder under the same path (rollout.weights_directory). "
-                "Start them, then run the same command with --run.resume true."
-            ) from fault
+        self.publish(policy_version)
+        self._take_over()
+
+    def publish(self, policy_version: int) -> None:
+        """Make the policy's weights ready beside those that are served; `generate` hands them over before it samples."""
+        with self._weights:
+            self.transport.publish(self.policy, self.dtype)
+            self._published = policy_version, self.proof.numbers(self.policy.model)
+
+    def _take_over(self) -> None:
+        with self._weights:
+            if self._published is None:
+                return
+            (self.policy_version, numbers), self._published = self._published, None
+            self.transport.commit()
+            self.proof.renew(self.policy_version, numbers)
+            try:
+                self.background.run(self._hand_over_all())
+            except Forbidden as fault:
+                raise RunStopped(self.served.forbidden(fault)) from fault
+            except Fault as fault:
+                raise RunStopped(
+                    f"rollout: the weights could not be handed over: {fault}. Servers must be up, run with "
+                    "VLLM_SERVER_DEV_MODE=1 (or topd serve --allow-reload) and read the weights folder under the same path "
+                    "(rollout.weights_directory). Start them, then run the same command with --run.resume true."
+                ) from fault
 
     def generate(
         self,
@@ -100,21 +115,10 @@ class VllmEngine(ServedEngine):
         on_groups: Callable[[Sequence[RolloutGroup]], None] = lambda groups: None,
     ) -> list[RolloutGroup]:
         """As `ServedEngine`; afterwards every server must still serve the same weights, or nothing of it is used."""
+        self._take_over()
         groups = super().generate(prompts, params, on_tokens=on_tokens, on_groups=on_groups)
         self.background.run(self._prove_all())
         return groups
-
-    def behaviour(self, policy_version: int) -> LanguageModel | None:
-        """The trainer's own numbers: those of the policy, or of its copy if the rollouts are one step older."""
-        if self.snapshot is not None and policy_version == self.snapshot_version:
-            return self.snapshot
-        assert policy_version == self.policy_version, "the weights that sampled are gone"
-        return self.policy.model
-
-    def keep_weights(self) -> None:
-        if self.snapshot is not None:
-            self.policy.copy_to(self.snapshot)
-            self.snapshot_version = self.policy_version
 
     def describe(self) -> str:
         """The servers, for the probe."""
@@ -151,7 +155,7 @@ class VllmEngine(ServedEngine):
         self.proof.check(replica.url, found, self.policy_version)
 
     async def _prove_all(self) -> None:
-        """A server that cannot be asked is left alone; what it sampled is compared group by group (teacher/scoring.py)."""
+        """A server that cannot be asked is left alone; what it sampled is compared group by group (collect/score.py)."""
         trusted = [replica for replica in self.served.pool.replicas if replica.trusted]
         found = await asyncio.gather(*(self._prove(replica) for replica in trusted), return_exceptions=True)
         for replica, outcome in zip(trusted, found, strict=True):

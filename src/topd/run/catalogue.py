@@ -84,7 +84,7 @@ METRICS = (
     Metric("train/updates", "count", "Optimizer updates in this step."),
     Metric("tokens/rollout", "tokens", "Completion tokens of the step."),
     Metric("tokens/total", "tokens", "Completion tokens since the start of the run."),
-    Metric("seconds/rollout", "s", "Time to sample; with rollout.max_lag = 1, to wait for what is sampled ahead.", volatile=True),
+    Metric("seconds/rollout", "s", "Time to sample; with rollout.max_lag, to wait for what is sampled ahead.", volatile=True),
     Metric("seconds/teacher", "s", "Time to grade and score, recomputation included.", volatile=True),
     Metric("seconds/update", "s", "Time of all updates of the step.", volatile=True),
     Metric(

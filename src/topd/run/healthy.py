@@ -170,7 +170,7 @@ HEALTHY: Mapping[str, Healthy] = {
         "the served model.",
     ),
     "policy/lag": Healthy(
-        words="0; with rollout.max_lag = 1 the updates of one step",
+        words="0; with `rollout.max_lag` the updates of so many steps",
         outside="Rollouts come from older weights than the settings allow.",
         advice="Set rollout.max_lag to 0, or look for servers that refuse new weights.",
     ),

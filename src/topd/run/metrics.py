@@ -50,7 +50,7 @@ def step_metrics(
     values |= _dropped(prompts, groups, teacher_of or {})
     if sampled:
         values |= _policy_metrics(groups, flat, reports) | _ratio_metrics(reports)
-        values["policy/lag"] = policy_version - len(reports) - groups[0].group.policy_version
+        values["policy/lag"] = policy_version - len(reports) - min(scored.group.policy_version for scored in groups)
     values |= {"tokens/rollout": num_tokens, "tokens/total": tokens_before + num_tokens}
     values |= {f"seconds/{name}": round(value, 4) for name, value in seconds.items()}
     trained = sum(report.num_tokens for report in reports)

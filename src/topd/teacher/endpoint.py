@@ -1,6 +1,6 @@
 """A teacher behind URLs: scores token ids, several groups in flight, with a cache on disk.
 
-A group that cannot be scored is given up alone; the run goes on without it, or stops once too many are (teacher/scoring.py).
+A group that cannot be scored is given up alone; the run goes on without it, or stops once too many are (collect/score.py).
 """
 
 import hashlib

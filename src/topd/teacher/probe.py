@@ -23,8 +23,7 @@ from topd.teacher.local import LocalTeacher
 from topd.teacher.probe_numbers import check_numbers
 from topd.teacher.probe_weights import check_weights
 from topd.teacher.routed import RoutedTeacher
-from topd.teacher.scoring import broken_scores
-from topd.teacher.teacher import Check, OneTeacher, Teacher, Unscored
+from topd.teacher.teacher import Check, OneTeacher, Teacher, Unscored, broken_scores
 from topd.types import Prompt, RolloutGroup
 
 PROBE_PROMPTS, PROBE_ROLLOUTS, PROBE_TOKENS = 2, 2, 16

@@ -95,6 +95,7 @@ class RoutedEngine:
     kind = "served"
     policy_version = 0
     tolerance: float | None = None
+    exact = False
     context_length: int | None = None
 
     def __init__(self, engines: Mapping[str, Engine], routes: Mapping[str, str]) -> None:
@@ -119,14 +120,8 @@ class RoutedEngine:
     def load_weights(self, policy_version: int) -> None:
         """Nothing: teachers never change."""
 
-    def keep_weights(self) -> None:
-        """Nothing: teachers never change."""
-
     def describe(self) -> str:
         return ", ".join(f"{name}: {engine.describe()}" for name, engine in self.engines.items())
-
-    def behaviour(self, policy_version: int) -> LanguageModel | None:
-        return None
 
 
 def _places(routes: Mapping[str, str], prompts: Sequence[Prompt]) -> dict[str, list[int]]:

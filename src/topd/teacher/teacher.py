@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from topd.models.language_model import LanguageModel
-from topd.models.logprobs import TokenGroup
+from topd.models.logprobs import SLACK, TokenGroup
 from topd.rollout.engine import Engine
 from topd.types import RolloutGroup
 
@@ -93,3 +93,13 @@ class OneTeacher(Teacher, Protocol):
         `temperature`: another than its own, where it honours one.
         """
         ...
+
+
+def broken_scores(group: RolloutGroup, scores: Scores) -> str | None:
+    """Why these cannot be log-probs of the group's tokens, if they cannot."""
+    for completion, logprobs in zip(group.completions, scores, strict=True):
+        if len(logprobs) != len(completion):
+            return f"{len(logprobs)} numbers for {len(completion)} tokens"
+        if bool(logprobs.isnan().any()) or float(logprobs.max()) > SLACK:
+            return "NaN or above 0: the teacher's weights or server are broken"
+    return None

@@ -4,7 +4,7 @@ Before: trainer/loss.py. After: the engine takes over the weights (rollout/engin
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -44,6 +44,13 @@ class Trainer:
     def begin_step(self) -> None:
         """Forget the reports of the step before."""
         self.reports = ()
+
+    def update_all(self, batches: Sequence[TrainBatch], on_tokens: Callable[[int], None] = lambda num_tokens: None) -> None:
+        """The updates of a step that are not made yet. `on_tokens` is called with the tokens of every update."""
+        done = len(self.reports)
+        on_tokens(sum(batch.streams.num_tokens for batch in batches[:done]))
+        for batch in batches[done:]:
+            on_tokens(self.update(batch).num_tokens)
 
     def update(self, batch: TrainBatch) -> UpdateReport:
         """One optimizer update on one mini-batch. Raises RunStopped, with the weights untouched, if anything is not finite."""

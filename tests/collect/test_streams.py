@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from tests.fakes import make_model, make_prompt, plain_logprobs, scored_groups
+from topd.collect.score import Sampler, kept, score
 from topd.errors import RunStopped
 from topd.models.language_model import LanguageModel
 from topd.rollout.embedded import EmbeddedEngine
 from topd.tasks.grading import Grade, Grader
 from topd.teacher.local import LocalTeacher
-from topd.teacher.scoring import kept, score
 from topd.teacher.teacher import Scores, Unscored
 from topd.types import RolloutGroup, ScoredGroup
 
@@ -31,9 +31,9 @@ class SomeEngine(EmbeddedEngine):
 
     context_length = None
 
-    def behaviour(self, policy_version: int) -> LanguageModel | None:
-        assert policy_version == 4
-        return self.scorer
+    @property
+    def exact(self) -> bool:
+        return self.scorer is None
 
 
 class SomeTeacher(LocalTeacher):
@@ -62,7 +62,20 @@ class NoGrader(Grader):
 def ask(
     teacher: SomeTeacher | None, engine: SomeEngine | None, groups: Sequence[RolloutGroup] = GROUPS
 ) -> list[ScoredGroup | Unscored]:
-    return score(groups, grader=NoGrader(), teacher=teacher, engine=engine, temperature=TEMPERATURE, max_tokens=64)
+    return score(groups, grader=NoGrader(), teacher=teacher, sampler=sampler(engine) if engine else None)
+
+
+def sampler(engine: SomeEngine, moved_on: Sequence[int] = (), max_mismatch_kl: float = 0.1) -> Sampler:
+    """`moved_on`: versions whose weights are gone."""
+    model = engine.scorer or make_model()
+    return Sampler(
+        engine=engine,
+        policy=model,
+        weights_of=lambda version: None if version in moved_on else model,
+        temperature=TEMPERATURE,
+        max_tokens=64,
+        max_mismatch_kl=max_mismatch_kl,
+    )
 
 
 def sampled(group: RolloutGroup) -> list[list[float]]:
@@ -115,6 +128,33 @@ def test_what_other_weights_sampled_is_dropped_and_nothing_else() -> None:
     assert [isinstance(each, Unscored) for each in found] == [False, False, False, True, True]
     found = ask(SomeTeacher("embedded"), SomeEngine("vllm", model), groups)
     assert not any(isinstance(each, Unscored) for each in found)
+
+
+def test_a_group_whose_weights_have_moved_on_keeps_the_engines_numbers_unless_the_policy_is_too_far() -> None:
+    model = make_model()
+    old, new = (dataclasses.replace(group, policy_version=version) for group, version in zip(GROUPS, (2, 4), strict=True))
+    wide = sampler(SomeEngine("vllm", model), moved_on=[2], max_mismatch_kl=1e3)
+    kept_numbers, recomputed = wide.ratio_logprobs([old, new])
+    assert [part.tolist() for part in kept_numbers] == sampled(old)
+    assert [part.tolist() for part in recomputed] != sampled(new)
+    dropped, recomputed_too = sampler(SomeEngine("vllm", model), moved_on=[2], max_mismatch_kl=1e-3).ratio_logprobs([old, new])
+    assert isinstance(dropped, Unscored)
+    assert "rollout.max_mismatch_kl = 0.001" in dropped.reason
+    for part, again in zip(recomputed, recomputed_too, strict=True):
+        assert torch.equal(part, again)
+
+
+def test_the_bound_is_on_the_kl_from_the_sampling_weights_to_the_policy() -> None:
+    """k3 by hand: the policy's log-probs are 0.3 nats below those sampled, exp(-0.3) - 1 + 0.3 = 0.0408."""
+    model = make_model()
+    exact = [plain_logprobs(model.module, GROUPS[0].prompt_ids, c, temperature=TEMPERATURE) for c in GROUPS[0].completions]
+    pairs = zip(GROUPS[0].rollouts, exact, strict=True)
+    group = dataclasses.replace(
+        GROUPS[0], rollouts=tuple(dataclasses.replace(rollout, logprobs=part.detach() + 0.3) for rollout, part in pairs)
+    )
+    for bound, is_kept in ((0.0405, False), (0.0412, True)):
+        [row] = sampler(SomeEngine("vllm", model), moved_on=[4], max_mismatch_kl=bound).ratio_logprobs([group])
+        assert isinstance(row, Unscored) is not is_kept
 
 
 def test_a_group_without_scores_is_marked_with_its_reason_in_its_place() -> None:

@@ -3,25 +3,68 @@
 Before: rollout/embedded.py. After: algorithms/<type>.py.
 
 Two log-probs with two jobs. The reward compares teacher and student scored by the same kind of engine, so that their noise
-cancels; the ratio compares the trainer with itself. Where the engine's numbers are the trainer's (float32, embedded), both are
-the sampled ones; otherwise the trainer recomputes its own before the first update, under the weights that sampled.
+cancels; the importance ratio compares the trainer with itself (`Sampler.ratio_logprobs`).
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from topd.errors import RunStopped
-from topd.models.logprobs import SLACK, score_groups
+from topd.models.language_model import LanguageModel
+from topd.models.logprobs import score_groups
 from topd.ragged import Ragged
 from topd.rollout.engine import Engine
 from topd.tasks.answers import in_context
 from topd.tasks.grading import Grade, Grader
-from topd.teacher.teacher import Scores, Teacher, Unscored
+from topd.teacher.teacher import Scores, Teacher, Unscored, broken_scores
 from topd.types import RolloutGroup, ScoredGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampler:
+    """The engine that sampled, and the trainer's own weights to compare it with."""
+
+    engine: Engine
+    policy: LanguageModel
+    """With the weights as they are now."""
+    weights_of: Callable[[int], LanguageModel | None]
+    """Policy version -> a model with those weights; None if there is none any more."""
+    temperature: float
+    max_tokens: int
+    """Padded tokens in one forward pass."""
+    max_mismatch_kl: float
+    """Nats per token."""
+
+    def ratio_logprobs(self, groups: Sequence[RolloutGroup]) -> list[tuple[Tensor, ...] | Unscored]:
+        """The denominator of the importance ratio, by group: log-probs of the sampled tokens under the weights that sampled.
+
+        - An exact engine: its own numbers, which are the trainer's.
+        - The weights are still here: recomputed with them. Where the engine's numbers are too far off, other weights sampled.
+        - The weights have moved on (max_lag > 1): the engine's own numbers, if they are near enough to the policy's.
+        """
+        rows: list[tuple[Tensor, ...] | Unscored] = []
+        for version, members in itertools.groupby(groups, key=lambda group: group.policy_version):
+            asked = list(members)
+            if self.engine.exact:
+                rows += map(_sampled, asked)
+                continue
+            model = self.weights_of(version)
+            recomputed = score_groups(model or self.policy, asked, max_tokens=self.max_tokens, temperature=self.temperature)
+            for group, own in zip(asked, recomputed, strict=True):
+                if model is None:
+                    rows.append(_too_old(_sampled(group), own, self.max_mismatch_kl) or _sampled(group))
+                else:
+                    rows.append(_sampled_elsewhere(_sampled(group), own, self.engine.tolerance) or own)
+        return rows
+
+
+def _sampled(group: RolloutGroup) -> tuple[Tensor, ...]:
+    return tuple(rollout.logprobs for rollout in group.rollouts)
 
 
 def score(
@@ -29,36 +72,32 @@ def score(
     *,
     grader: Grader,
     teacher: Teacher | None,
-    engine: Engine | None,
-    temperature: float,
-    max_tokens: int,
+    sampler: Sampler | None,
     on_tokens: Callable[[int], None] = lambda num_tokens: None,
 ) -> list[ScoredGroup | Unscored]:
-    """Grade every completion, and add the log-probs credit and ratio need. A group that the teacher could not score is marked.
+    """Grade every completion, and add the log-probs that credit and ratio need. A group that cannot be used is marked.
 
-    Grading goes on in its own processes while models score.
-
-    `teacher`, `engine`: None for algorithms that ask for none or sample nothing. The trainer recomputes its own log-probs
-    wherever those of the engine are not them already.
+    Grading goes on in its own processes while models score. `teacher`, `sampler`: None for algorithms that ask for none or
+    sample nothing.
     """
     graded = [
         [grader.submit(in_context(group.prompt.text, rollout.text), group.prompt.problem) for rollout in group.rollouts]
         for group in groups
     ]
-    own = _own_logprobs(groups, engine, temperature=temperature, max_tokens=max_tokens)
+    own = sampler.ratio_logprobs(groups) if sampler is not None else map(_sampled, groups)
     taught: Sequence[Scores | Unscored | None]
     taught = [None] * len(groups) if teacher is None else teacher.score(groups, on_tokens=on_tokens)
-    same_noise = {teacher and teacher.engine_kind, engine and engine.kind} == {"vllm"}
-    tolerance = engine.tolerance if engine is not None else None
+    same_noise = {teacher and teacher.engine_kind, sampler and sampler.engine.kind} == {"vllm"}
     scored: list[ScoredGroup | Unscored] = []
     for group, old, scores, grades in zip(groups, own, taught, graded, strict=True):
-        fault = scores if isinstance(scores, Unscored) else _sampled_elsewhere(group, old, tolerance)
-        if fault is not None:
-            scored.append(fault)
+        if isinstance(scores, Unscored):
+            scored.append(scores)
             continue
-        assert not isinstance(scores, Unscored)
+        if isinstance(old, Unscored):
+            scored.append(old)
+            continue
         _check_scores(group, scores)
-        behaviour = tuple(rollout.logprobs for rollout in group.rollouts) if same_noise else old
+        behaviour = _sampled(group) if same_noise else old
         scored.append(_scored(group, old, behaviour, scores, [grade.result() for grade in grades]))
     return scored
 
@@ -93,13 +132,10 @@ def kept(
     return [each for each in scored if not isinstance(each, Unscored)]
 
 
-def _sampled_elsewhere(group: RolloutGroup, own: tuple[Tensor, ...], tolerance: float | None) -> Unscored | None:
-    """Whether the engine's log-probs show that other weights, or another distribution, sampled a group."""
-    if tolerance is None:
-        return None
-    sampled = torch.cat([rollout.logprobs for rollout in group.rollouts])
-    off = float((sampled - torch.cat(own)).abs().mean())
-    if off <= tolerance:
+def _sampled_elsewhere(sampled: tuple[Tensor, ...], own: tuple[Tensor, ...], tolerance: float | None) -> Unscored | None:
+    """Reason to drop a group that other weights, or another distribution, sampled, as the engine's log-probs show."""
+    off = float((torch.cat(sampled) - torch.cat(own)).abs().mean())
+    if tolerance is None or off <= tolerance:
         return None
     return Unscored(
         f"completions were sampled with other weights, or at another temperature, than the trainer's: their log-probs are off by "
@@ -107,24 +143,16 @@ def _sampled_elsewhere(group: RolloutGroup, own: tuple[Tensor, ...], tolerance: 
     )
 
 
-def _own_logprobs(
-    groups: Sequence[RolloutGroup], engine: Engine | None, *, temperature: float, max_tokens: int
-) -> list[tuple[Tensor, ...]]:
-    """The trainer's log-probs of sampled tokens, under the weights that sampled them, by the function it trains with."""
-    model = engine.behaviour(groups[0].policy_version) if engine is not None else None
-    if model is None:
-        return [tuple(rollout.logprobs for rollout in group.rollouts) for group in groups]
-    return score_groups(model, groups, max_tokens=max_tokens, temperature=temperature)
-
-
-def broken_scores(group: RolloutGroup, scores: Scores) -> str | None:
-    """Why these cannot be log-probs of the group's tokens, if they cannot."""
-    for completion, logprobs in zip(group.completions, scores, strict=True):
-        if len(logprobs) != len(completion):
-            return f"{len(logprobs)} numbers for {len(completion)} tokens"
-        if bool(logprobs.isnan().any()) or float(logprobs.max()) > SLACK:
-            return "NaN or above 0: the teacher's weights or server are broken"
-    return None
+def _too_old(sampled: tuple[Tensor, ...], current: tuple[Tensor, ...], bound: float) -> Unscored | None:
+    """Reason to drop a group from which the policy has moved too far away: KL(sampled, policy) per token, estimator k3."""
+    change = (torch.cat(current) - torch.cat(sampled)).double()
+    kl = float((torch.expm1(change) - change).mean())
+    if kl <= bound:
+        return None
+    return Unscored(
+        f"completions are too old: the policy has moved away from the weights that sampled them by {kl:.2g} nats per token, "
+        f"rollout.max_mismatch_kl = {bound:g} allowed"
+    )
 
 
 def _check_scores(group: RolloutGroup, scores: Scores | None) -> None:
