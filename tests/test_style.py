@@ -10,8 +10,8 @@ import pytest
 SOURCES = Path(__file__).parents[1] / "src/topd"
 NOT_DONE = re.compile(
     r"(report|serve|run/trackers|tasks|rollout|trainer)/.*"
-    r"|config\w*\.py|types\.py|ragged\.py|loop\.py|assemble\.py|run/(healthy|catalogue|metrics|rollouts)\.py"
-    r"|cli\.py|run/.*|teacher/.*|models/(policy|logprobs)\.py|algorithms/base\.py"
+    r"|config\w*\.py|types\.py|ragged\.py|loop\.py|assemble\.py"
+    r"|run/(healthy|catalogue|metrics|rollouts)\.py|teacher/(endpoint|routed|scoring|teacher)\.py|models/(policy|logprobs)\.py|algorithms/base\.py"
 )
 """Files that do not follow the rule yet."""
 

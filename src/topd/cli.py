@@ -23,7 +23,7 @@ from topd.run.interrupt import stopping_signals
 EXIT_INTERRUPTED = 130
 EXIT_STOPPED = 3
 EXIT_UNREAD = 128 + signal.SIGPIPE
-"""What a shell says of a command whose reader left before it was done, as in `topd config --keys | head -1`."""
+"""A shell's exit code for a command whose reader closed the pipe, as in `topd config --keys | head -1`."""
 _OUTPUT_FAULTS = (errno.ENOSPC, errno.EIO)
 _SECTIONS = (*SECTIONS, "teachers")
 
@@ -39,7 +39,7 @@ exit codes: 0 done; 2 the input cannot be used; 3 stopped by a failure, resumabl
 """
 
 EXPLAIN_EPILOG = """
-exit codes: 0 shown; 2 the folder is no run, or does not hold what was asked for
+exit codes: 0 printed; 2 the folder is not a run, or lacks the requested step, group or rollout
 """
 
 REPORT_EPILOG = """
@@ -48,7 +48,7 @@ exit codes: 0 written, or served until SIGINT or SIGTERM; 2 a folder, an option 
 
 RESCORE_EPILOG = """
 settings:
-  What differs from the run, as --algorithm.key value; at least one. For example
+  Settings that differ from the run, as --algorithm.key value; at least one. For example
     topd rescore RUN --algorithm.alpha 0.1
     topd rescore RUN --algorithm.type opd
   A new algorithm.type begins with that algorithm's defaults. Only the credit is recomputed, so other sections are refused.
@@ -63,10 +63,10 @@ exit codes: 0 stopped by SIGINT or SIGTERM; 2 the model, the port or an option c
 
 
 def command() -> None:
-    """`topd` in a shell. A signal that comes when all is done, while Python ends, does not change the exit code."""
+    """Entry point of `topd`. A signal that arrives while Python exits does not change the exit code."""
     code = main()
     for signum in stopping_signals():
-        signal.signal(signum, lambda *_: os._exit(code))  # while threads are waited for
+        signal.signal(signum, lambda *_: os._exit(code))  # while Python waits for threads
         atexit.register(signal.signal, signum, signal.SIG_IGN)
     sys.exit(code)
 
@@ -103,7 +103,7 @@ def _main(words: Sequence[str]) -> int:
     except OSError as error:
         if arguments.debug or (error.errno not in _OUTPUT_FAULTS and error.filename is None):
             raise
-        if error.filename is not None:  # a file that nobody expected to fail
+        if error.filename is not None:  # a file error without its own message
             print(f"topd: {error.filename}: {error.strerror}. Fix that and try again; --debug shows where.", file=sys.stderr)
             return EXIT_STOPPED
         return _output_lost(error)
@@ -115,7 +115,7 @@ def _main(words: Sequence[str]) -> int:
 
 
 def _end_output(code: int) -> int:
-    """The exit code, once all output is written. A reader that wanted no more (`| head`) is no failure."""
+    """Flush the output and return the exit code. A reader that closes the pipe (`| head`) is not a failure."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -132,13 +132,13 @@ def _output_lost(error: OSError) -> int:
 
 
 def _drop_output() -> None:
-    """What is still buffered would fail again at the exit."""
+    """Discard buffered output, which would fail again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextlib.contextmanager
 def _early_signals() -> Iterator[None]:
-    """Inside, the stopping signals end the command with a word. A run, a server and a watched report have their own handlers."""
+    """Inside, the stopping signals end the command with a message. Runs, servers and watched reports install other handlers."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -160,8 +160,8 @@ def _early_signals() -> Iterator[None]:
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The command's own words, and the overrides `--a.b value`, `--a.b=value` and `--a {...}`, which may stand anywhere."""
-    own: list[str] = []
+    """The command's words without overrides, and the overrides `--a.b value`, `--a.b=value` and `--a {...}`, in any position."""
+    plain: list[str] = []
     overrides: list[str] = []
     rest = list(words)
     while rest:
@@ -169,10 +169,10 @@ def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
         key, _, value = word.removeprefix("--").partition("=")
         is_section = word.startswith("--") and key in _SECTIONS and (value or "".join(rest[:1])).startswith(("{", "["))
         is_override = re.match(r"--[\w-]+\.[\w.-]+(=|$)", word) is not None or is_section
-        (overrides if is_override else own).append(word)
+        (overrides if is_override else plain).append(word)
         if is_override and "=" not in word and rest:
             overrides.append(rest.pop(0))
-    return own, overrides
+    return plain, overrides
 
 
 def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
@@ -243,7 +243,7 @@ def _serve(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     options = {name: value for name, value in vars(arguments).items() if name in names}
     token = os.environ.get(arguments.token_env or DEFAULT_TOKEN_ENV)
     if token is None and arguments.token_env:
-        raise ConfigError(f"--token-env {arguments.token_env}: there is no such environment variable. Export the token.")
+        raise ConfigError(f"--token-env {arguments.token_env}: this environment variable is not set. Export the token.")
     return serve(ServeOptions(**options, token=token))
 
 
@@ -277,7 +277,7 @@ def _report(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
 
 
 def _nothing_more(verb: str, rest: Sequence[str]) -> None:
-    """Raise ConfigError for words that a verb without settings does not take."""
+    """Raise ConfigError for extra words after a verb without settings."""
     from topd.errors import ConfigError
 
     if rest:
@@ -300,12 +300,12 @@ def _config(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
 
     if arguments.keys:
         section = arguments.config or ""
-        settings = [each for each in config_file.listing() if f"{each.key}.".startswith(section and f"{section}.")]
+        settings = [setting for setting in config_file.listing() if f"{setting.key}.".startswith(section and f"{section}.")]
         if not settings:
             raise ConfigError(f"there is no section or key '{section}'. `topd config --keys` lists all.")
-        width = max(len(each.key) for each in settings)
-        for each in settings:
-            print(f"{each.key:<{width}} {each}")
+        width = max(len(setting.key) for setting in settings)
+        for setting in settings:
+            print(f"{setting.key:<{width}} {setting}")
         return 0
     if arguments.config is None:
         raise ConfigError("give a configuration (`topd config CONFIG.toml`), or --keys for the list of all settings.")
@@ -347,17 +347,22 @@ def _parser() -> argparse.ArgumentParser:
     evaluation = verb("eval", _eval, "avg@k and pass@k of a model, with intervals, on the configuration's held-out problems.")
     evaluation.add_argument("model", metavar="MODEL", help="model folder, hub id, .gguf file or builtin:NAME")
     evaluation.add_argument("--config", required=True, metavar="CONFIG", help=config_help)
-    verb("probe", _probe, "Prove that teacher, student, tokenizer and task fit, before anything is spent.").add_argument(
+    verb("probe", _probe, "Check that teacher, student, tokenizer and task fit, before any training.").add_argument(
         "config", metavar="CONFIG", help=config_help
     )
-    grading = verb("grade", _grade, "Grade completions of your own by the configuration's task: one JSON object a line.")
+    grading = verb("grade", _grade, "Grade given completions by the configuration's task: one JSON object per line.")
     grading.add_argument("config", metavar="CONFIG", help=config_help)
     grading.add_argument("file", metavar="FILE", help='lines of {"answer": ..., "completion": ...}; - reads standard input')
-    serve_options(verb("serve", _serve, "Serve a model over HTTP: log-probs and completions, in vLLM's forms.", SERVE_EPILOG))
+    serve_options(verb("serve", _serve, "Serve a model over HTTP: log-probs and completions, with vLLM's API.", SERVE_EPILOG))
     report_options(verb("report", _report, "One HTML file: result, health, curves, comparison and tokens.", REPORT_EPILOG))
     explain_options(verb("explain", _explain, "One group of a run, token by token, in the terminal.", EXPLAIN_EPILOG))
     rescore_options(
-        verb("rescore", _rescore, "Other credit over a run's stored rollouts, without sampling or scoring.", RESCORE_EPILOG)
+        verb(
+            "rescore",
+            _rescore,
+            "Recompute the credit of a run's stored rollouts under other settings, without sampling or scoring.",
+            RESCORE_EPILOG,
+        )
     )
     resolved = verb("config", _config, "Print the resolved configuration, or the list of all keys.")
     resolved.add_argument("config", metavar="CONFIG", nargs="?", help=f"{config_help}; with --keys: a section")
@@ -366,7 +371,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _quiet_libraries() -> None:
-    """Only our own words on the terminal; a library's warnings show with TOPD_VERBOSE=1."""
+    """Print only topd's messages; TOPD_VERBOSE=1 shows warnings of libraries."""
     logging.basicConfig(format="topd: %(message)s", level=logging.WARNING)
     if not os.environ.get("TOPD_VERBOSE"):
         warnings.filterwarnings("ignore")

@@ -1,4 +1,4 @@
-"""The options of the verbs that have more than a configuration. Nothing heavy is imported: `topd --help` is quick."""
+"""Options of the verbs that take more than a configuration. Imports only argparse, so that `topd --help` is fast."""
 
 import argparse
 
@@ -13,8 +13,8 @@ def report_options(report: argparse.ArgumentParser) -> None:
         "--watch", action="store_true", help="serve the page on this machine and refresh it while the run goes on"
     )
     report.add_argument("--port", type=int, metavar="N", help=f"port of --watch; 0 picks a free one ({REPORT_PORT})")
-    report.add_argument("--tokens", type=_positive, metavar="N", help="tokens of rollouts that the page holds (100000)")
-    report.add_argument("--steps", type=_steps, metavar="N,N,...", help="whose rollouts the page holds (an even spread)")
+    report.add_argument("--tokens", type=_positive, metavar="N", help="tokens of rollouts in the page (100000)")
+    report.add_argument("--steps", type=_steps, metavar="N,N,...", help="steps whose rollouts are in the page (an even spread)")
 
 
 def _positive(text: str) -> int:
@@ -33,16 +33,18 @@ def _steps(text: str) -> list[int]:
 def rescore_options(rescore: argparse.ArgumentParser) -> None:
     rescore.add_argument("run", metavar="RUN", help="a run folder: finished, running or interrupted")
     rescore.add_argument("--steps", type=_steps, metavar="N,N,...", help="the steps (all that are stored)")
-    rescore.add_argument("--name", help="name of the file in RUN/rescores (made of the settings and the steps)")
+    rescore.add_argument("--name", help="name of the file in RUN/rescores (from the settings and the steps)")
 
 
 def explain_options(explain: argparse.ArgumentParser) -> None:
     explain.add_argument("run", metavar="RUN", help="a run folder: finished, running or interrupted")
     explain.add_argument("--step", type=int, metavar="N", help="the step (the last one with rollouts)")
     explain.add_argument("--group", metavar="K", help="index in the step, or prompt id (the group with the worst-rejected token)")
-    explain.add_argument("--rollout", type=int, metavar="I", help="whose tokens are listed (the one with the worst token)")
     explain.add_argument(
-        "--color", choices=("log_ratio", "reward", "return", "advantage"), help="what colours the tokens (log_ratio)"
+        "--rollout", type=int, metavar="I", help="the rollout whose tokens are listed (the one with the worst token)"
+    )
+    explain.add_argument(
+        "--color", choices=("log_ratio", "reward", "return", "advantage"), help="quantity that colours the tokens (log_ratio)"
     )
     explain.add_argument("--tokens", action="store_true", help="list the tokens of every rollout")
 
@@ -51,10 +53,10 @@ def serve_options(serve: argparse.ArgumentParser) -> None:
     serve.add_argument("model", metavar="MODEL", help="model folder, hub id, .gguf file or builtin:NAME")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s: this machine alone)")
     serve.add_argument("--port", type=int, default=8000, help="port to listen on; 0 picks a free one (%(default)s)")
-    serve.add_argument("--name", help="what clients call the model (as MODEL)")
+    serve.add_argument("--name", help="name of the model for clients (MODEL)")
     serve.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="precision (%(default)s)")
     serve.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps (%(default)s)")
-    serve.add_argument("--threads", type=int, metavar="N", help="threads that compute (torch's choice)")
+    serve.add_argument("--threads", type=int, metavar="N", help="compute threads (torch's default)")
     serve.add_argument(
         "--max-queue", type=int, default=256, metavar="N", help="requests that may wait; more get 429 (%(default)s)"
     )
@@ -70,6 +72,6 @@ def serve_options(serve: argparse.ArgumentParser) -> None:
         help=f"environment variable with a bearer token ({DEFAULT_TOKEN_ENV}, if there is one)",
     )
     serve.add_argument(
-        "--batch-invariant", action="store_true", help="compute every request alone: the same bits whoever else asks"
+        "--batch-invariant", action="store_true", help="compute every request alone: results do not depend on other requests"
     )
     serve.add_argument("--allow-reload", action="store_true", help="let clients pause the server and replace its weights")

@@ -48,7 +48,7 @@ def test_a_changed_number_is_noticed_and_what_cannot_be_read_is_named(tmp_path):
     path, digests = tmp_path / "teachers.json", Digests(tmp_path)
     write(path, MET, digests)
     path.write_text(path.read_text().replace("12.5", "12.4"))
-    with pytest.raises(ConfigError, match="it is not what was written"):
+    with pytest.raises(ConfigError, match="it has changed since it was written"):
         read(path, digests)
     path.unlink()
     path.mkdir()

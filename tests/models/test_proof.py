@@ -230,7 +230,7 @@ def test_a_resume_on_other_base_weights_is_noticed(tmp_path, trainer, monkeypatc
     assert checkpoint.restore(saved, trainer) == 1
     weight = trainer.policy.module.model.layers[0].mlp.up_proj.weight
     monkeypatch.setattr(weight, "data", 1.01 * weight.data)
-    with pytest.raises(RunStopped, match=r"step_000001 was restored, but the policy is not the one that was saved: .* off by"):
+    with pytest.raises(RunStopped, match=r"step_000001 was restored, but the policy differs from the saved one: .* off by"):
         checkpoint.restore(saved, trainer)
     assert (saved / checkpoint.MARKER).is_file()
 

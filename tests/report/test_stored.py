@@ -200,7 +200,7 @@ def test_lines_that_are_damaged_are_left_out_and_named(folder: Path, name: str) 
     write_step(folder, {"a": VECTOR}, step=3)
     run = read_run(folder)
     assert [row["step"] for row in (run.metrics if name == "metrics.jsonl" else run.evaluations)] == [1, 3]
-    lost = ["metrics.jsonl lacks steps 2: they are in no curve and no total"] if name == "metrics.jsonl" else []
+    lost = ["metrics.jsonl lacks steps 2: curves and totals are without them"] if name == "metrics.jsonl" else []
     assert run.problems == [f"{name}, line {line} is damaged and was left out" for line in (2, 3, 4)] + lost
 
 
@@ -223,7 +223,7 @@ def test_metrics_are_in_the_order_of_their_steps_and_the_last_line_of_a_step_cou
 def test_steps_without_their_rollouts_are_named(folder: Path) -> None:
     write_metrics(folder, [{"step": step} for step in (1, 2, 3, 4, 7)])
     assert read_run(folder).problems == [
-        "metrics.jsonl lacks steps 5 to 6: they are in no curve and no total",
+        "metrics.jsonl lacks steps 5 to 6: curves and totals are without them",
         "rollouts of 4 of 5 recorded steps are not there (steps 2 to 4, 7)",
     ]
 
@@ -522,16 +522,16 @@ def flip(file: Path, where: float = 0.5) -> None:
 @pytest.mark.parametrize(
     ("file", "says"),
     [
-        ("rollouts/step_000001.parquet", "rollouts of step 1 could not be read (it is not what was written"),
-        ("updates/step_000001.parquet", "importance ratios of step 1 could not be read (it is not what was"),
+        ("rollouts/step_000001.parquet", "rollouts of step 1 could not be read (it has changed since it was written"),
+        ("updates/step_000001.parquet", "importance ratios of step 1 could not be read (it has changed since"),
         (
             "vocabulary.parquet",
-            "vocabulary.parquet could not be read, so tokens are shown by their ids (it is not what",
+            "vocabulary.parquet could not be read, so tokens are shown by their ids (it has changed",
         ),
         ("environment.json", "environment.json could not be read ("),
         ("summary.json", "summary.json could not be read ("),
         ("probe.json", "probe.json could not be read ("),
-        ("config.toml", "config.toml: it is not what was written"),
+        ("config.toml", "config.toml: it has changed since it was written"),
     ],
 )
 def test_a_flipped_bit_is_named_and_never_shown_as_right(trained: Path, tmp_path: Path, file: str, says: str, where: float):
@@ -559,7 +559,7 @@ def test_steps_that_were_deleted_at_the_end_are_named(trained: Path, tmp_path: P
     shutil.copytree(trained, tmp_path / "run")
     first = (tmp_path / "run/metrics.jsonl").read_text().splitlines(keepends=True)[0]
     (tmp_path / "run/metrics.jsonl").write_text(first)
-    assert "metrics.jsonl lacks steps 2: they are in no curve and no total" in read_run(tmp_path / "run").problems
+    assert "metrics.jsonl lacks steps 2: curves and totals are without them" in read_run(tmp_path / "run").problems
 
 
 @pytest.mark.parametrize(("model", "step", "named"), [("teacher", 0, True), ("student", 0, True), ("student", 2, False)])
@@ -584,7 +584,7 @@ def test_a_folder_without_digests_is_read_and_not_called_proven(trained: Path, t
     assert (run.problems, len(run.metrics)) == ([], 2)
     assert run.notes == [run.digests.lost]
     (tmp_path / "run/digests.jsonl").mkdir()
-    assert "cannot be read (digests.jsonl is no file)" in read_run(tmp_path / "run").digests.lost
+    assert "cannot be read (digests.jsonl is not a file)" in read_run(tmp_path / "run").digests.lost
 
 
 def test_what_the_run_wrote_and_is_not_there_is_named(trained: Path, tmp_path: Path) -> None:

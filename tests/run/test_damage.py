@@ -53,7 +53,7 @@ def test_a_flipped_bit_anywhere_in_a_checkpoint_is_refused(saved: Path, trainer,
     flip(saved / file, where)
     before = {name: parameter.detach().clone() for name, parameter in trainer.policy.trainable().items()}
     with pytest.raises(
-        ConfigError, match=r"step_000002 is damaged.*Delete that folder to go on from step_000001, which is whole"
+        ConfigError, match=r"step_000002 is damaged.*Delete that folder to continue from step_000001, which is undamaged"
     ):
         checkpoint.restore(saved, trainer)
     assert all(torch.equal(before[name], parameter) for name, parameter in trainer.policy.trainable().items())
@@ -62,23 +62,23 @@ def test_a_flipped_bit_anywhere_in_a_checkpoint_is_refused(saved: Path, trainer,
 def test_what_is_missing_added_or_edited_in_a_checkpoint_is_named(saved: Path, trainer) -> None:
     state = json.loads((saved / "state.json").read_text())
     (saved / "state.json").write_text(json.dumps(state | {"policy_version": 7}))
-    with pytest.raises(ConfigError, match=r"state\.json: it is not what was written \(its SHA-256 begins with"):
+    with pytest.raises(ConfigError, match=r"state\.json: it has changed since it was written \(its SHA-256 begins with"):
         checkpoint.restore(saved, trainer)
     (saved / "optimizer.safetensors").rename(saved / "moved")
-    with pytest.raises(ConfigError, match=r"moved was not there when it was written"):
+    with pytest.raises(ConfigError, match=r"moved was added later"):
         checkpoint.restore(saved, trainer)
     (saved / "moved").unlink()
     with pytest.raises(ConfigError, match=r"optimizer\.safetensors is missing"):
         checkpoint.restore(saved, trainer)
     shutil.rmtree(saved.parent / "step_000001")
-    with pytest.raises(ConfigError, match=r"There is no whole one before it\. Delete that folder, and the run begins anew"):
+    with pytest.raises(ConfigError, match=r"No undamaged one precedes it. Delete that folder, and the run restarts"):
         checkpoint.restore(saved, trainer)
 
 
 def test_an_older_versions_checkpoint_is_read_but_not_called_proven(saved: Path, trainer) -> None:
     assert checkpoint.is_proven(saved)
     (saved / checkpoint.MARKER).write_text("")
-    with pytest.raises(ConfigError, match="COMPLETE is empty, and held digests"):
+    with pytest.raises(ConfigError, match="COMPLETE is empty, but held digests"):
         checkpoint.restore(saved, trainer)
     state = json.loads((saved / "state.json").read_text())
     del state["digests"]
@@ -122,14 +122,15 @@ def test_whole_rollouts_are_taken_without_a_word(directory: RunDirectory, step: 
 def test_a_flipped_bit_in_stored_rollouts_is_refused(directory: RunDirectory, step: Path, groups, where: float) -> None:
     flip(step, where)
     with pytest.raises(
-        ConfigError, match=r"step_000001\.parquet is damaged: it is not what was written.*Delete it: the step is then sampled"
+        ConfigError,
+        match=r"step_000001\.parquet is damaged: it has changed since it was written.*Delete it: the step is then sampled",
     ):
         stored(directory, groups)
 
 
 def test_missing_groups_are_refused(directory: RunDirectory, step: Path, groups) -> None:
     pq.write_table(pq.read_table(step).slice(2), step, compression="zstd")
-    with pytest.raises(ConfigError, match="is not what was written"):
+    with pytest.raises(ConfigError, match="has changed since it was written"):
         stored(directory, groups)
 
 
@@ -190,7 +191,7 @@ def test_a_truncated_vocabulary_is_refused(tmp_path: Path) -> None:
     vocabulary.write(path, ENTRIES)
     vocabulary.write(path, ENTRIES)
     pq.write_table(pq.read_table(path).slice(1), path)
-    with pytest.raises(ConfigError, match=r"it holds 1 entries, the student's tokenizer 2.*delete that file: it is written anew"):
+    with pytest.raises(ConfigError, match=r"it holds 1 entries, the student's tokenizer 2.*delete that file: it is regenerated"):
         vocabulary.write(path, ENTRIES)
     path.write_bytes(b"no")
     with pytest.raises(ConfigError, match=r"vocabulary.parquet is damaged"):
@@ -210,7 +211,7 @@ def test_a_damaged_environment_is_named_on_resume(tmp_path: Path, text: str) -> 
         if not with_digests:
             (tmp_path / "run/digests.jsonl").unlink()
         (tmp_path / "run/environment.json").write_text(text, encoding="latin-1")
-        with pytest.raises(ConfigError, match=r"environment\.json is damaged: .*Put it back; or delete"):
+        with pytest.raises(ConfigError, match=r"environment.json is damaged: .*Restore it; or delete"):
             begin(run__resume=True)
     (tmp_path / "run/environment.json").unlink()
     begin(run__resume=True)
@@ -228,7 +229,7 @@ def test_a_line_that_nobody_wrote_is_named(directory: RunDirectory, log: str) ->
     record(directory, 4)
     path = directory.path / f"{log}.jsonl"
     path.write_text(path.read_text().replace('"step": 2', '"step": 3'))
-    with pytest.raises(ConfigError, match=rf"{log}\.jsonl, line 2 is damaged \(it is not a line that was written\)"):
+    with pytest.raises(ConfigError, match=rf"{log}\.jsonl, line 2 is damaged \(the run did not write this line\)"):
         RunDirectory(directory.path).forget_after(4)
 
 
@@ -240,7 +241,7 @@ def test_steps_and_evaluations_that_were_deleted_are_named(directory: RunDirecto
         lines = (directory.path / f"{log}.jsonl").read_text().splitlines(keepends=True)
         (directory.path / f"{log}.jsonl").write_text("".join(lines[i] for i in keep))
     assert gaps(config, directory, 4, ["held_out"]) == [
-        "metrics.jsonl lacks steps 2 to 3: they are in no curve and no total",
+        "metrics.jsonl lacks steps 2 to 3: curves and totals are without them",
         "evals.jsonl lacks the student on held_out at steps 0, 2",
     ]
     with_teacher = config_file.load(tiny_config(directory.path, run__steps=4))
@@ -291,7 +292,9 @@ def test_a_flipped_bit_in_a_runs_model_is_refused_where_it_is_loaded(directory: 
     directory.digests.note(directory.model, directory.model)
     assert load(str(directory.model), dtype="float32", device=torch.device("cpu"), role="student").vocab_size
     flip(directory.model / "model.safetensors", 0.9)
-    with pytest.raises(ConfigError, match=r'student\.name = ".*" is damaged: model\.safetensors: it is not what was written'):
+    with pytest.raises(
+        ConfigError, match=r'student\.name = ".*" is damaged: model\.safetensors: it has changed since it was written'
+    ):
         load(str(directory.model), dtype="float32", device=torch.device("cpu"), role="student")
 
 
@@ -306,16 +309,16 @@ def test_a_resumed_run_says_what_is_not_there(tmp_path: Path) -> None:
         (tmp_path / "run" / name).unlink()
     digests, data = begin(run__resume=True)
     assert digests.startswith("there is no digests.jsonl (an older version wrote this folder, or it was lost)")
-    assert data == "environment.json is not there: that the data are those of before is not proven"
+    assert data == "environment.json is missing: that the data are unchanged is not proven"
     assert begin(run__resume=True) == []
     (tmp_path / "run/config.toml").write_text("")
-    with pytest.raises(ConfigError, match=r"config\.toml is damaged: it is not what was written"):
+    with pytest.raises(ConfigError, match=r"config\.toml is damaged: it has changed since it was written"):
         begin(run__resume=True)
 
 
 def test_a_folder_in_the_place_of_a_log_is_named_before_anything_is_trained(directory: RunDirectory) -> None:
     directory.metrics_log.mkdir()
-    with pytest.raises(ConfigError, match=r"metrics\.jsonl cannot be read: metrics\.jsonl is no file"):
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl cannot be read: metrics.jsonl is not a file"):
         directory.forget_after(0)
 
 
@@ -350,5 +353,5 @@ def test_lines_that_have_changed_places_are_refused(directory: RunDirectory, log
     path = directory.path / f"{log}.jsonl"
     first, *rest = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*rest, first]))
-    with pytest.raises(ConfigError, match=rf"{log}\.jsonl: step \d comes after step \d, so lines have changed places"):
+    with pytest.raises(ConfigError, match=rf"{log}\.jsonl: step \d comes after step \d, so lines were moved"):
         getattr(RunDirectory(directory.path), "metrics" if log == "metrics" else "evaluations")()

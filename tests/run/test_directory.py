@@ -181,6 +181,6 @@ def test_a_probe_keeps_its_hands_off_a_run_that_is_going_on(tmp_path):
 
     config = config_file.load(tiny_config(tmp_path / "run"))
     check_unused(config)
-    with open_run(config), pytest.raises(ConfigError, match="a run is going on"):
+    with open_run(config), pytest.raises(ConfigError, match="a run is active"):
         check_unused(config)
     check_unused(config)

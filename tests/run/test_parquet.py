@@ -58,7 +58,7 @@ def test_what_cannot_be_read_raises_what_is_expected(path: Path, content: bytes)
         parquet.read(path)
     path.unlink()
     path.mkdir()
-    with pytest.raises(OSError, match="is no file"):
+    with pytest.raises(OSError, match="is not a file"):
         parquet.read(path)
 
 

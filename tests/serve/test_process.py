@@ -115,7 +115,7 @@ def test_a_named_token_that_is_not_there_is_refused(monkeypatch, capsys):
     """A typo must not open the server to everybody."""
     monkeypatch.delenv("NOPE", raising=False)
     assert main(["serve", "builtin:tiny-teacher", "--port", "0", "--token-env", "NOPE"]) == 2
-    assert "--token-env NOPE: there is no such environment variable" in capsys.readouterr().err
+    assert "--token-env NOPE: this environment variable is not set" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("listens", [True, False])

@@ -322,7 +322,7 @@ def test_every_check_says_what_it_found(tmp_path):
     assert all(check.ok for check in found.values())
     assert "2 of 2 answer as one model, 'builtin:tiny-teacher', by topd /v1/score, weights " in found["teacher servers"].detail
     assert "decode to the same text on the server" in found["vocabulary"].detail
-    assert "Servers do not tell in which precision they compute" in found["student as own teacher"].detail
+    assert "Servers do not report their precision" in found["student as own teacher"].detail
 
 
 def test_a_served_teacher_that_is_said_to_be_bfloat16_is_taken_for_one(tmp_path):

@@ -201,12 +201,12 @@ def test_a_resumed_run_knows_its_teacher_whatever_became_of_the_scores(tmp_path,
             train(again)
         met = (folder / "teachers.json").read_text()
         (folder / "teachers.json").write_text(met.replace("-", "-1", 1))
-        with pytest.raises(ConfigError, match=r"teachers\.json is damaged: it is not what was written .*Restore it"):
+        with pytest.raises(ConfigError, match=r"teachers\.json is damaged: it has changed since it was written .*Restore it"):
             train(again)
         (folder / "teachers.json").unlink()
         capsys.readouterr()
         train(again | {"teacher": again["teacher"] | {"base_url": [right.url]}})
-    assert "WARNING  teachers.json is not there: that the served teachers are those of before is not" in capsys.readouterr().out
+    assert "WARNING  teachers.json is missing: that the served teachers are unchanged is not" in capsys.readouterr().out
     assert (folder / "teachers.json").read_text() == met
 
 

@@ -74,7 +74,7 @@ def test_another_end_token_is_refused_unless_it_is_mapped(tmp_path: Path, teache
     edit_json(teacher_folder / "tokenizer_config.json", lambda tree: tree.update(eos_token=";"))
     found = checks(tmp_path, teacher__name=str(teacher_folder))
     assert not found["end token"].ok
-    assert "teacher.map_eos = true" in found["end token"].detail
+    assert "map_eos = true in the teacher's section" in found["end token"].detail
     mapped = checks(tmp_path, teacher__name=str(teacher_folder), teacher__map_eos=True)
     assert mapped["end token"].ok
 
@@ -174,7 +174,7 @@ def test_an_algorithm_that_takes_the_log_ratio_as_it_is_says_so(tmp_path: Path) 
     own = checks(tmp_path, teacher__dtype="bfloat16", algorithm={"type": "opd"})["student as own teacher"]
     assert own.detail.endswith(
         ', and algorithm.type = "opd" learns from it. Set float32 for teacher and trainer, or algorithm.type = "topd", which '
-        "leaves out what is below algorithm.rounding."
+        "ignores noise below algorithm.rounding."
     )
     asked_nothing = checks(tmp_path, trainer__dtype="bfloat16", algorithm={"type": "grpo"})["student as own teacher"]
     assert "differs from itself" not in asked_nothing.detail

@@ -102,8 +102,8 @@ def test_right_answers_that_no_form_makes_right_are_counted_and_the_first_is_nam
     assert (check.name, check.ok, check.warning) == ("right answers", True, True)
     assert check.detail == (
         "2 of 3 right answers are not graded 1 in any usual form, the first is '8' of train/1: hardly any completion can be "
-        "graded right. Look at task.answer_pattern and task.grader. Try the rule on completions of your own with `topd grade`; "
-        "docs/data.md has it."
+        "graded right. Check task.answer_pattern and task.grader. Try the rule on your own completions with `topd grade` "
+        "(docs/data.md)."
     )
 
 
@@ -116,7 +116,7 @@ def test_right_answers_that_hold_more_than_an_answer_are_counted(answer: str) ->
     table = {form.format(text): 1.0 for form in FORMS for text in ("8", answer)}
     [check] = gold(Told(table), *prompts)
     assert check.warning
-    assert check.detail.startswith(f"1 of {len(prompts)} hold more than an answer")
+    assert check.detail.startswith(f"1 of {len(prompts)} contain more than an answer")
     assert f"{answer!r} of train/7" in check.detail
     whole = Told(table)
     whole.rule = Rule(score=exact, whole_text=True)
@@ -134,11 +134,11 @@ def test_nothing_is_said_of_right_answers_that_nobody_names() -> None:
 # completions
 
 NOTHING = (
-    "Nothing is graded right: the problems are too hard, or the completions state their answers in another form. Ask for "
-    r"\boxed{} with task.prompt_suffix, or set task.answer_pattern. Try the rule on completions of your own with `topd grade`; "
-    "docs/data.md has it."
+    "No completion is graded right: the problems are too hard, or completions state their answers in another form. Request "
+    r"\boxed{} with task.prompt_suffix, or set task.answer_pattern. Try the rule on your own completions with `topd grade` "
+    "(docs/data.md)."
 )
-CUT = "Most are cut off before they end. Raise rollout.max_completion_tokens, or look at the end token."
+CUT = "Most are cut off before they end. Raise rollout.max_completion_tokens, or check the end token."
 
 
 def test_completions_are_sampled_as_in_the_run_few_and_not_too_long() -> None:
@@ -174,7 +174,7 @@ def test_right_completions_are_counted_and_one_is_shown(grade: float) -> None:
     assert check == Check(
         name="grades of the student",
         ok=True,
-        detail="1 of 4 completions graded right, 1 cut off at 100 tokens. One ends '8': extracted '8', right is '8'.",
+        detail="1 of 4 completions graded right, 1 cut off at 100 tokens. Example: it ends '8'; extracted '8', right answer '8'.",
     )
 
 
@@ -182,7 +182,8 @@ def test_nothing_right_is_warned_about() -> None:
     [check] = grades(Says("9"))
     assert (check.ok, check.warning) == (True, True)
     assert check.detail == (
-        f"0 of 2 completions graded right, 0 cut off at 100 tokens. One ends '9': extracted '9', right is '8'. {NOTHING}"
+        "0 of 2 completions graded right, 0 cut off at 100 tokens. Example: it ends '9'; extracted '9', right answer '8'. "
+        + NOTHING
     )
 
 
@@ -225,7 +226,7 @@ def test_any_later_model_that_is_right_is_enough() -> None:
         (("9~",), GRADED_TOKENS + 1, f"The run's limit is {GRADED_TOKENS + 1}, so this says little."),
         (("9", "9~"), 100, NOTHING),  # half is not most
         (("9", "9~"), GRADED_TOKENS + 1, NOTHING),
-        (("8", "9~"), GRADED_TOKENS + 1, "right is '8'."),
+        (("8", "9~"), GRADED_TOKENS + 1, "right answer '8'."),
     ],
 )
 def test_completions_that_are_cut_off_are_told_from_wrong_ones(texts: Sequence[str], limit: int, ends: str) -> None:
@@ -244,12 +245,12 @@ LONG = "x" * 100 + "y" * 150 + "8888888888"
 @pytest.mark.parametrize(
     ("texts", "table", "shown"),
     [
-        (("7", "8", "9", "?"), {"8": 1.0, "7": 0.5}, "One ends '8': extracted '8', right is '8'."),
-        (("?", "?~", "5~", "?"), {}, "One ends '5~': extracted '5~', right is '8'."),
-        (("?~", "?1~", "?2", "?3"), {}, "One ends '?2': extracted None, right is '8'."),
-        (("9~", "?", "7", "?"), {}, "One ends '7': extracted '7', right is '8'."),
-        ((LONG,), {}, f"One ends {'...' + 'y' * 150 + '8888888888'!r}: extracted '888888888', right is '8'."),
-        ((LONG[-160:],), {}, f"One ends {LONG[-160:]!r}: extracted '888888888', right is '8'."),
+        (("7", "8", "9", "?"), {"8": 1.0, "7": 0.5}, "Example: it ends '8'; extracted '8', right answer '8'."),
+        (("?", "?~", "5~", "?"), {}, "Example: it ends '5~'; extracted '5~', right answer '8'."),
+        (("?~", "?1~", "?2", "?3"), {}, "Example: it ends '?2'; extracted None, right answer '8'."),
+        (("9~", "?", "7", "?"), {}, "Example: it ends '7'; extracted '7', right answer '8'."),
+        ((LONG,), {}, f"Example: it ends {'...' + 'y' * 150 + '8888888888'!r}; extracted '888888888', right answer '8'."),
+        ((LONG[-160:],), {}, f"Example: it ends {LONG[-160:]!r}; extracted '888888888', right answer '8'."),
     ],
 )
 def test_the_example_is_the_best_completion_by_grade_then_answer_then_end(
@@ -261,7 +262,7 @@ def test_the_example_is_the_best_completion_by_grade_then_answer_then_end(
 
 def test_the_right_answer_beside_the_example_is_that_of_its_problem() -> None:
     [check] = grades(Says("?", "?", "8", "?"), prompts=[prompt(0, answer="7"), prompt(1)])
-    assert "One ends '8': extracted '8', right is '8'." in check.detail
+    assert "Example: it ends '8'; extracted '8', right answer '8'." in check.detail
 
 
 # in a run

@@ -186,7 +186,7 @@ def test_a_sure_teacher_with_an_offset_that_ends_at_zero_is_seen(vocab_size, ok)
         assert (check.ok, check.warning) == (True, False)
     check = module._check_probabilities((right + 0.2).clamp(max=0.0), vocab_size=vocab_size)
     assert (check.ok, check.warning) == (ok, True)
-    assert "the likeliest leaves the others less probability than they have" in check.detail
+    assert "the probabilities sum to more than 1: the excess is" in check.detail
 
 
 def test_a_teacher_that_knows_nothing_is_no_liar():
@@ -216,12 +216,12 @@ def test_a_served_teacher_is_compared_with_its_weights_where_they_are_at_hand(tm
         assert not comparing(proxy.url)[0].ok
         absent, _ = comparing(other, teacher__name="teacher")
         assert (absent.ok, absent.warning, absent.unproven) == (True, True, True)
-        assert "log-probs are the student's own" in absent.detail
-        assert "not at hand, so nothing proves which model answers" in absent.detail
+        assert "log-probs equal the student's" in absent.detail
+        assert "not available, so it is not proven which model answers" in absent.detail
         taken, (key, _) = comparing(other, teacher__name="teacher", teacher__tokenizer=str(BUILTIN / "tiny-teacher"))
         assert (taken.ok, key) == (False, "teacher.tokenizer")
         lent, _ = comparing(other, teacher__name="teacher", teacher__tokenizer=str(BUILTIN / "tiny-student"))
-        assert "not at hand" in lent.detail
+        assert "not available" in lent.detail
     with serving(name="teacher") as base:
         absent, _ = comparing(base, teacher__name="teacher")
         assert (absent.ok, absent.warning, absent.unproven) == (True, False, True)

@@ -1,9 +1,9 @@
 """Save and resume, exactly: weights, optimizer, and how far the step in progress has come.
 
-A checkpoint folder is named after what it holds: step_000010 (ten steps done), step_000010_update_000003 (and three updates of
-the eleventh), so names sort as time goes. It is written beside, its marker last, and renamed; only a folder with the marker is
-ever read. The marker holds the digests of the other files, and a checkpoint that differs from them is refused. Only safetensors
-and JSON are loaded. The rollouts of a step in progress are those in rollouts/.
+A checkpoint folder is named after its contents: step_000010 (ten steps done), step_000010_update_000003 (and three updates of
+the eleventh), so names sort by time. It is written under a temporary name, its marker last, and renamed; only folders with the
+marker are read. The marker holds the digests of the other files, and a checkpoint that differs from them is refused. Only
+safetensors and JSON are loaded. The rollouts of a step in progress are in rollouts/.
 """
 
 import json
@@ -31,15 +31,15 @@ _STREAMS = ("log_ratio", "clipped")
 
 
 def name_of(steps_done: int, num_updates: int) -> str:
-    """Folder name after whole steps and, if not 0, updates made in the next one."""
+    """Folder name for whole steps and, if not 0, updates made in the next step."""
     return f"step_{steps_done:06d}" + (f"_update_{num_updates:06d}" if num_updates else "")
 
 
 def save(folder: Path, trainer: Trainer, *, steps_done: int, keep: int, probe: Sequence[Tokens] = ()) -> Path:
     """Write a checkpoint, then remove all but the newest `keep`. Raises RunStopped if the disk refuses; older ones stay.
 
-    `steps_done` are whole steps; the trainer's reports are the updates already made in the next one. The policy's log-probs of
-    `probe` (by default, of the canary) are stored with it.
+    `steps_done` are whole steps; the trainer's reports are the updates already made in the next one. The checkpoint includes the
+    policy's log-probs of `probe` (default: the canary).
     """
     path = folder / name_of(steps_done, len(trainer.reports))
     if (path / MARKER).is_file():
@@ -51,11 +51,11 @@ def save(folder: Path, trainer: Trainer, *, steps_done: int, keep: int, probe: S
             save_file(trainer.policy.saved_optimizer(), partial / "optimizer.safetensors")
             save_file(_report_tensors(trainer), partial / "reports.safetensors")
             state = _state(trainer, steps_done) | {"probe": _probe(trainer, probe or make_probe(trainer.policy.model.tokenizer))}
-            state["digests"] = True  # an empty marker beside this is a damaged one, not an older version's
+            state["digests"] = True  # with this an empty marker is damage, not an older version
             (partial / "state.json").write_text(json.dumps(state, indent=2), encoding="utf-8")
             (partial / MARKER).write_text(json.dumps({"sha256": digests.of_folder(partial)}, indent=2), encoding="utf-8")
         for old in complete(folder)[:-keep]:
-            (old / MARKER).unlink()  # first, so that a kill cannot leave half a checkpoint with its marker
+            (old / MARKER).unlink()  # first, so that no kill leaves half a checkpoint with its marker
             remove(old)
     return path
 
@@ -67,7 +67,7 @@ def complete(folder: Path) -> list[Path]:
 
 
 def passed_over(folder: Path) -> list[Path]:
-    """Folders without a marker that are newer than any complete checkpoint, and so have lost it: saving makes both at once."""
+    """Folders newer than any complete checkpoint, whose marker is lost: saving creates both at once."""
     last = max((path.name for path in complete(folder)), default="")
     folders = [path for path in folder.glob("step_[0-9]*") if not path.name.endswith(PARTIAL)]
     return sorted(path for path in folders if path.name > last and not (path / MARKER).is_file())
@@ -75,22 +75,21 @@ def passed_over(folder: Path) -> list[Path]:
 
 def newest(folder: Path) -> Path | None:
     """The newest complete checkpoint, if there is one."""
-    found = complete(folder)
-    return found[-1] if found else None
+    return next(reversed(complete(folder)), None)
 
 
 def is_proven(path: Path) -> bool:
-    """Whether a checkpoint holds digests of its files, as those of older versions do not."""
+    """True if a checkpoint holds digests of its files; those of older versions do not."""
     return (path / MARKER).stat().st_size > 0
 
 
 def damage(path: Path) -> str:
-    """How a checkpoint differs from what was saved; "" if it does not, or if it was saved without digests."""
+    """Difference between a checkpoint and the saved one; "" if there is none, or if it was saved without digests."""
     try:
         marker = (path / MARKER).read_text(encoding="utf-8")
         if not marker:
-            has_lost_them = "digests" in json.loads((path / "state.json").read_text(encoding="utf-8"))
-            return f"{MARKER} is empty, and held digests" if has_lost_them else ""
+            had_digests = "digests" in json.loads((path / "state.json").read_text(encoding="utf-8"))
+            return f"{MARKER} is empty, but held digests" if had_digests else ""
         return digests.difference(dict(json.loads(marker)["sha256"]), digests.of_folder(path, but=MARKER))
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         return f"{type(error).__name__}: {first_line(error)}"
@@ -98,17 +97,19 @@ def damage(path: Path) -> str:
 
 def _refusal(path: Path, reason: str) -> ConfigError:
     before = [other for other in complete(path.parent) if other.name < path.name and not damage(other)]
-    remedy = "There is no whole one before it. Delete that folder, and the run begins anew with the rollouts that it stored."
+    remedy = (
+        "No undamaged one precedes it. Delete that folder, and the run restarts from the first step with its stored rollouts."
+    )
     if before:
-        known = "" if is_proven(before[-1]) else " as far as can be told"
-        remedy = f"Delete that folder to go on from {before[-1].name}, which is whole{known}."
+        unproven = "" if is_proven(before[-1]) else " (it has no digests to prove that)"
+        remedy = f"Delete that folder to continue from {before[-1].name}, which is undamaged{unproven}."
     return ConfigError(f"the checkpoint {path} is damaged, or another version wrote it: {reason}. {remedy}")
 
 
 def restore(path: Path, trainer: Trainer) -> int:
-    """Put a checkpoint's weights, optimizer state and reports into the trainer; returns the number of whole steps done.
+    """Load a checkpoint's weights, optimizer state and reports into the trainer; returns the number of whole steps done.
 
-    Raises ConfigError for a damaged one, and RunStopped if the policy then gives other log-probs than it did when it was saved.
+    Raises ConfigError for a damaged one, and RunStopped if the restored policy gives other log-probs than the saved one.
     """
     if reason := damage(path):
         raise _refusal(path, reason)
@@ -121,17 +122,17 @@ def restore(path: Path, trainer: Trainer) -> int:
         )
         steps_done, policy_version = int(state["steps_done"]), int(state["policy_version"])
         probe = [Tokens(tuple(ids[:1]), (tuple(ids[1:]),)) for ids in state["probe"]["token_ids"]]
-        said = torch.tensor(state["probe"]["logprobs"])
+        expected = torch.tensor(state["probe"]["logprobs"])
         trainer.policy.restore(saved)
     except (OSError, ValueError, TypeError, KeyError, RecursionError, SafetensorError) as error:
         raise _refusal(path, f"{type(error).__name__}: {first_line(error)}") from error
-    off = distance(probe_logprobs(trainer.policy.model, probe), said)
+    off = distance(probe_logprobs(trainer.policy.model, probe), expected)
     if not off <= TOLERANCE:
         raise RunStopped(
-            f"the checkpoint {path} was restored, but the policy is not the one that was saved: its log-probs of fixed tokens "
-            f"are off by {off:.3g} nats on average (at most {TOLERANCE:g} allowed). Nothing was written. Look whether the folder "
-            "of student.name holds other weights than before (with adapters a checkpoint holds no others than theirs), and "
-            "whether transformers or peft changed. Then run the same command, or delete that folder to go on from the one before."
+            f"the checkpoint {path} was restored, but the policy differs from the saved one: its log-probs of fixed tokens are "
+            f"off by {off:.3g} nats on average (at most {TOLERANCE:g} allowed). Nothing was written. Check whether the folder of "
+            "student.name holds other weights than before (a checkpoint with adapters holds only theirs), and whether "
+            "transformers or peft changed. Then run the same command, or delete that folder to continue from the one before."
         )
     trainer.policy.restore_optimizer(optimizer)
     trainer.reports, trainer.policy.version = reports, policy_version
@@ -148,7 +149,7 @@ def _state(trainer: Trainer, steps_done: int) -> dict[str, object]:
 
 
 def _probe(trainer: Trainer, groups: Sequence[Tokens]) -> dict[str, object]:
-    """Fixed tokens, one sequence a group, and what the policy says of them."""
+    """Fixed tokens, one sequence per group, and the policy's log-probs of them."""
     return {
         "token_ids": [[*group.prompt_ids, *group.completions[0]] for group in groups],
         "logprobs": probe_logprobs(trainer.policy.model, groups).tolist(),

@@ -1,8 +1,8 @@
-"""digests.jsonl: what every file of a run folder was when it was written, so that damage on disk shows when it is read.
+"""digests.jsonl: digests of every file of a run folder as written, so that a reader detects damage on disk.
 
-A digest is noted before the file appears under its name, so that a kill in between leaves no file without one. A file that is
-written anew has several, and is whole if it is any of them. Of metrics.jsonl and evals.jsonl every line has its own. A
-checkpoint's digests are in its marker, so that they go where the folder goes.
+A digest is recorded before the file appears under its name, so that a kill in between leaves no file without one. A rewritten
+file has several digests and may match any of them. In metrics.jsonl and evals.jsonl every line has a digest. A checkpoint's
+digests are in its marker, so that they move with the folder.
 """
 
 import contextlib
@@ -19,13 +19,13 @@ NAME = "digests.jsonl"
 
 
 def sha256(path: Path) -> str:
-    """Of a file's bytes, in hex."""
+    """SHA-256 of a file's bytes, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def of_folder(folder: Path, *, but: str = "") -> dict[str, str]:
-    """Path within the folder -> SHA-256, of all its files but one, in the order of their names."""
+    """Path within the folder -> SHA-256, for all its files except `but`, in the order of their names."""
     names = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
     names = [name for name in names if name != but]
     with ThreadPoolExecutor() as pool:  # hashing lets go of the interpreter
@@ -33,12 +33,12 @@ def of_folder(folder: Path, *, but: str = "") -> dict[str, str]:
 
 
 def difference(written: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """The first file in which two results of `of_folder` differ, and how; "" if none does."""
+    """First difference between two results of `of_folder`; "" if there is none."""
     for name in sorted(written.keys() | now.keys()):
         if name not in now:
             return f"{name} is missing"
         if name not in written:
-            return f"{name} was not there when it was written"
+            return f"{name} was added later"
         if written[name] != now[name]:
             return f"{name}: {_apart(now[name], [written[name]])}"
     return ""
@@ -51,13 +51,13 @@ class Digests:
         self.folder = folder
         self.path = folder / NAME
         self.lost = ""
-        """Why the folder has none, or not all: what is without one is not proven then. "" if all are there."""
+        """Reason why digests are missing: files without one are not proven to be undamaged. "" if none is missing."""
         self._known: dict[str, set[str]] = {}
         self._size = -1
         self._read()
 
     def _read(self) -> bool:
-        """Read what was noted since, if there is anything. A run may go on while its folder is read."""
+        """Read new records; returns False if there are none. A run may still be writing to the folder."""
         try:
             size = self.path.stat().st_size if self.path.exists() else 0
             if size == self._size:
@@ -65,7 +65,7 @@ class Digests:
             self._size = size
             notes = list(parsed_lines(self.path))
         except OSError as error:
-            self.lost = f"{NAME} cannot be read ({first_line(error)}): that files of before are whole is not proven"
+            self.lost = f"{NAME} cannot be read ({first_line(error)}): earlier files are not proven to be undamaged"
             return False
         whole = [
             note for note in notes if not isinstance(note, Exception) and note == _note(note.get("file"), note.get("sha256"))
@@ -73,17 +73,17 @@ class Digests:
         for note in whole:
             self._known.setdefault(note["file"], set()).add(note["sha256"])
         if not whole:
-            there = f"no line of {NAME} can be read" if self.path.exists() else f"there is no {NAME}"
-            self.lost = f"{there} (an older version wrote this folder, or it was lost): that files are whole is not proven"
+            reason = f"no line of {NAME} is valid" if self.path.exists() else f"there is no {NAME}"
+            self.lost = f"{reason} (an older version wrote this folder, or it was lost): files are not proven to be undamaged"
         elif len(whole) < len(notes):
-            self.lost = f"{NAME} has {len(notes) - len(whole)} damaged lines: that what they spoke of is whole is not proven"
+            self.lost = f"{NAME} has {len(notes) - len(whole)} damaged lines: their files are not proven to be undamaged"
         return True
 
     def knows(self, path: Path) -> bool:
         return self._name(path) in self._known
 
     def note(self, path: Path, written: Path) -> None:
-        """What will be `path` is in `written` now: a file, or a folder of files."""
+        """Record the digests of `written`, a file or folder that will be renamed to `path`."""
         if written.is_file():
             self._add(self._name(path), sha256(written))
             return
@@ -91,11 +91,11 @@ class Digests:
             self._add(self._name(path / name), digest)
 
     def note_line(self, path: Path, value: Mapping[str, Any]) -> None:
-        """What `append_line` is about to add."""
+        """Record the digest of a line before `append_line` adds it."""
         self._add(self._name(path), _of_line(value))
 
     def difference(self, path: Path) -> str:
-        """How a file differs from what was written; "" if it does not, if it is not there, or if nothing is known of it."""
+        """Difference between a file and its digests; "" if there is none, no such file, or no digest of it."""
         known = self._known.get(self._name(path))
         if not known or not path.is_file():
             return ""
@@ -103,19 +103,19 @@ class Digests:
         return "" if now in known or (self._read() and now in known) else _apart(now, sorted(known))
 
     def lines(self, path: Path) -> Iterator[dict[str, Any] | Exception]:
-        """As `parsed_lines`, with an error also in the place of a line that nobody wrote."""
+        """Like `parsed_lines`, with an error also in place of a line whose digest is not recorded."""
         known = self._known.get(self._name(path))
         for line in parsed_lines(path):
             if isinstance(line, Exception) or not known or self.lost:
                 yield line
                 continue
             is_written = _of_line(line) in known or (self._read() and _of_line(line) in known)
-            yield line if is_written else ValueError("it is not a line that was written")
+            yield line if is_written else ValueError("the run did not write this line")
 
     def begin(self, *logs: Path) -> None:
-        """Make the file anew, without what was cut off or damaged. The lines of `logs` whose digests are lost become known."""
+        """Rewrite the file without damaged lines. If digests were lost, the present lines of `logs` are recorded."""
         for log in logs if self.lost else []:
-            with contextlib.suppress(OSError):  # whoever reads the log says so
+            with contextlib.suppress(OSError):  # the reader of the log reports it
                 rows = [line for line in parsed_lines(log) if not isinstance(line, Exception)]
                 self._known.setdefault(self._name(log), set()).update(map(_of_line, rows))
         notes = [_note(name, digest) for name, known in sorted(self._known.items()) for digest in sorted(known)]
@@ -123,12 +123,12 @@ class Digests:
         self.lost = ""
 
     def check_folder(self, folder: Path, where: str) -> None:
-        """Raise ConfigError if a file of a folder that was noted is not what was written."""
+        """Raise ConfigError if a file of a recorded folder differs from its digest."""
         for file in sorted(folder.rglob("*")) if self._known else ():
             if reason := self.difference(file):
                 raise ConfigError(
-                    f"{where} is damaged: {file.name}: {reason}. Put a whole copy in its place; or delete {folder}, and "
-                    "run the command that made it again with --run.resume true, which writes it anew."
+                    f"{where} is damaged: {file.name}: {reason}. Replace it by an undamaged copy; or delete {folder} and "
+                    "repeat the training command with --run.resume true, which regenerates it."
                 )
 
     def _name(self, path: Path) -> str:
@@ -142,7 +142,7 @@ class Digests:
 
 
 def _note(name: object, digest: object) -> dict[str, Any]:
-    """A line of the file, which has a digest of its own."""
+    """One line of digests.jsonl, with a check sum of itself."""
     return {"file": name, "sha256": digest, "check": hashlib.sha256(f"{name} {digest}".encode()).hexdigest()[:8]}
 
 
@@ -154,4 +154,5 @@ def _of_line(value: Mapping[str, Any]) -> str:
 
 
 def _apart(now: str, written: list[str]) -> str:
-    return f"it is not what was written (its SHA-256 begins with {now[:12]}, not with {' or '.join(w[:12] for w in written)})"
+    expected = " or ".join(digest[:12] for digest in written)
+    return f"it has changed since it was written (its SHA-256 begins with {now[:12]}, not with {expected})"

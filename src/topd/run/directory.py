@@ -30,15 +30,15 @@ MAY_CHANGE = re.compile(
     r"run\.(resume|checkpoint_every|keep_checkpoints|steps|device|directory|trackers)|eval\.teacher"
     rf"|(teacher|teachers\.[^.]+|rollout)\.({_ENDPOINT}|weights|weights_directory)"
 )
-"""Keys that a resumed run may set anew: how often it saves, what follows it, where its servers are and how they are asked
-(but not whether there are any). A change of any other would make one run out of two."""
+"""Keys that may change when a run resumes: saving, tracking, and the addresses and limits of its servers (but not whether it has
+any). A change of any other key would mix two runs."""
 
 
 SCORES = "teacher_scores.sqlite"
 """Answers of served teachers that are not in rollouts/ yet."""
 
 _TRACES = {".lock", digests.NAME, SCORES, f"{SCORES}-wal", f"{SCORES}-shm", "handover"}
-"""What may be in a folder before its run has begun."""
+"""Files that may be in a folder before its run begins."""
 
 
 class RunDirectory:
@@ -55,10 +55,9 @@ class RunDirectory:
         self.digests = digests.Digests(path)
 
     def begin(self, config: Config, data_sha256: str, held_out_sha256: str) -> list[str]:
-        """Record what runs here, once it is known that it can run; remove what an interrupted write left.
+        """Record configuration and environment, once all checks have passed; remove partial files.
 
-        Returns what should be there and is not, one sentence each. Raises ConfigError if the run began with other training or
-        held-out data.
+        Returns missing records, one sentence each. Raises ConfigError if the run began with other training or held-out data.
         """
         served = any(teacher.base_url for teacher in config.teachers_by_name().values())
         lost = self._lost(served) if (self.path / "config.toml").is_file() else []
@@ -68,8 +67,8 @@ class RunDirectory:
         for key, what in (("data_sha256", "training"), ("held_out_sha256", "held-out")):
             if before.get(key, now[key]) != now[key]:
                 raise ConfigError(
-                    f"the {what} problems are not those that the run in {self.path} began with (their digest has changed). Put "
-                    "the data back to go on, or start a new run in another run.directory."
+                    f"the {what} problems are not those of the run in {self.path} (their digest has changed). Restore the data "
+                    "to resume, or start a new run in another run.directory."
                 )
         for leftover in [*self.path.glob(f"*{PARTIAL}"), *self.path.glob(f"*/*{PARTIAL}")]:
             remove(leftover)
@@ -79,10 +78,10 @@ class RunDirectory:
         return lost
 
     def _lost(self, served: bool) -> list[str]:
-        """`served`: whether a teacher is."""
+        """Missing records, one sentence each. `served`: whether a teacher is served."""
         recorded = {self.path / "environment.json": "data"} | ({self.teachers: "served teachers"} if served else {})
         lost = [
-            f"{path.name} is not there: that the {what} are those of before is not proven"
+            f"{path.name} is missing: that the {what} are unchanged is not proven"
             for path, what in recorded.items()
             if not path.is_file()
         ]
@@ -92,18 +91,18 @@ class RunDirectory:
         reason = self.digests.difference(path)
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
-            reason = reason or ("" if isinstance(value, dict) else "it holds no JSON object")
+            reason = reason or ("" if isinstance(value, dict) else "it is not a JSON object")
         except (OSError, ValueError, RecursionError) as error:
             reason = reason or first_line(error)
         if reason:
             raise ConfigError(
-                f"{path} is damaged: {reason}. It holds the digests of the data that the run began with. Put it back; or delete "
-                "it, if you are sure that the data are the same, and the run goes on with the data of now."
+                f"{path} is damaged: {reason}. It holds the digests of the data that the run began with. Restore it; or delete "
+                "it, if you are sure that the data are the same, and the run continues with the present data."
             )
         return dict(value)
 
     def write_probe(self, checks: Sequence[Mapping[str, Any]]) -> None:
-        """Record what the probe saw, for the report."""
+        """Record the results of the probe, for the report."""
         write_json(self.path / "probe.json", {"checks": list(checks)}, self.digests.note)
 
     def rollouts(self, step: int) -> Path:
@@ -133,7 +132,7 @@ class RunDirectory:
         write_json(self.path / "summary.json", summary, self.digests.note)
 
     def forget_after(self, step: int) -> None:
-        """Drop the records of steps that a resumed run will do again, and lines that are there twice."""
+        """Drop the records of steps that a resumed run will repeat, and duplicate lines."""
         for path, rows in ((self.metrics_log, self.metrics()), (self.evals_log, self.evaluations())):
             kept = [text_of(row) for row in rows if row.get("step", 0) <= step]
             if path.is_file():
@@ -141,27 +140,30 @@ class RunDirectory:
 
 
 def in_order(path: Path, lines: Iterable[dict[str, Any] | Exception]) -> list[dict[str, Any]]:
-    """The rows of a log, each once. Raises ConfigError for a damaged line, and for steps that do not follow each other."""
+    """Rows of a log without duplicates. Raises ConfigError for a damaged line, and for steps out of order."""
     rows = list({text_of(row): row for row in whole(path, lines)}.values())
     for row, after in itertools.pairwise(rows):
         if after.get("step", 0) < row.get("step", 0):
             raise ConfigError(
-                f"{path}: step {after['step']} comes after step {row['step']}, so lines have changed places. Put them in order "
-                "to go on."
+                f"{path}: step {after['step']} comes after step {row['step']}, so lines were moved. Restore their order."
             )
     return rows
 
 
 @contextmanager
 def open_run(config: Config) -> Iterator[RunDirectory]:
-    """Lock the folder of a new or resumed run; `begin` then claims it. Raises ConfigError if that cannot be done."""
+    """Lock the folder of a new or resumed run; `begin` then claims it. Raises ConfigError if the folder is unusable."""
     try:
         path = Path(config.run.directory).expanduser()
         is_new = not path.exists()
         path.mkdir(parents=True, exist_ok=True)
         _check_claim(path, config)
         lock = (path / ".lock").open("a")
-    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: no such user's home; ValueError: a NUL in the name
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+    ) as error:  # RuntimeError: the home of an unknown user; ValueError: a NUL in the name
         if isinstance(error, ConfigError):
             raise
         reason = getattr(error, "strerror", None) or error
@@ -177,7 +179,7 @@ def open_run(config: Config) -> Iterator[RunDirectory]:
             ) from error
         try:
             yield RunDirectory(path)
-        except ConfigError:  # nothing was spent: the corrected command must find no trace
+        except ConfigError:  # nothing was computed: leave no trace for the corrected command
             entries = list(path.iterdir())
             if {entry.name for entry in entries} <= _TRACES:
                 for entry in entries:
@@ -188,7 +190,7 @@ def open_run(config: Config) -> Iterator[RunDirectory]:
 
 
 def check_unused(config: Config) -> None:
-    """Raise ConfigError if a run is going on in the folder: a probe would take its servers' weights away."""
+    """Raise ConfigError if a run is active in the folder: a probe would replace its servers' weights."""
     lock = Path(config.run.directory).expanduser() / ".lock"
     if not lock.is_file():
         return
@@ -197,7 +199,7 @@ def check_unused(config: Config) -> None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise ConfigError(
-                f'a run is going on in run.directory = "{lock.parent}", and this would disturb its servers. Wait for it, or name '
+                f'a run is active in run.directory = "{lock.parent}", and this would disturb its servers. Wait for it, or set '
                 "another folder."
             ) from error
 
@@ -208,9 +210,9 @@ def _check_claim(path: Path, config: Config) -> None:
         _check_unchanged(recorded, config)
     elif any(entry.name not in _TRACES and not entry.name.endswith(PARTIAL) for entry in path.iterdir()):
         remedy = (
-            "it holds no config.toml, so it is no run to resume. Choose another folder."
+            "it holds no config.toml, so there is no run to resume. Choose another folder."
             if config.run.resume
-            else "Add --run.resume true to go on with it, or choose another folder, or delete it."
+            else "Add --run.resume true to resume it, or choose another folder, or delete it."
         )
         raise ConfigError(f'run.directory = "{path}" is not empty: {remedy}')
 
@@ -220,7 +222,7 @@ def _check_unchanged(recorded: Path, config: Config) -> None:
         before = flat(tomllib.loads(recorded.read_text(encoding="utf-8")))
     except (ValueError, RecursionError) as error:
         raise ConfigError(
-            f"{recorded} is damaged ({first_line(error)}). Put the run's configuration back to go on with it."
+            f"{recorded} is damaged ({first_line(error)}). Restore the run's configuration to resume it."
         ) from error
     now = flat(tomllib.loads(config_file.dump(config)))
     changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
@@ -229,17 +231,17 @@ def _check_unchanged(recorded: Path, config: Config) -> None:
     if "run.steps" in changed and config.trainer.schedule != "constant":
         refused.append("run.steps")
     if refused and (reason := digests.Digests(recorded.parent).difference(recorded)):
-        raise ConfigError(f"{recorded} is damaged: {reason}. Put the run's configuration back to go on with it.")
+        raise ConfigError(f"{recorded} is damaged: {reason}. Restore the run's configuration to resume it.")
     if refused:
-        found = "; ".join(f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in refused)
+        changes = "; ".join(f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in refused)
         raise ConfigError(
-            f"the configuration is not that of the run in {recorded.parent}: {found}. Set it back to go on, or start a new run "
-            "in another run.directory. (run.steps may change if trainer.schedule is constant.)"
+            f"the configuration is not that of the run in {recorded.parent}: {changes}. Change it back to resume, or start a new "
+            "run in another run.directory. (run.steps may change if trainer.schedule is constant.)"
         )
 
 
 def environment() -> dict[str, Any]:
-    """Versions, commit, machine and data: what a result depends on beside its configuration."""
+    """Versions, commit and machine: the facts besides the configuration that a result depends on."""
     import torch
 
     packages = (
@@ -255,7 +257,7 @@ def environment() -> dict[str, Any]:
         "httpx2",
     )
     return {
-        "packages": {"topd": __version__} | {name: found for name in packages if (found := _version(name))},
+        "packages": {"topd": __version__} | {name: number for name in packages if (number := _version(name))},
         "python": platform.python_version(),
         "platform": platform.platform(),
         "processor": platform.processor() or platform.machine(),

@@ -1,4 +1,4 @@
-"""Files that are either complete or absent: written beside, flushed to disk, renamed."""
+"""Files that are either complete or absent: written under a temporary name, flushed to disk, renamed."""
 
 import contextlib
 import json
@@ -14,18 +14,18 @@ from safetensors import SafetensorError
 from topd.errors import ConfigError, RunStopped
 
 PARTIAL = ".partial"
-"""Suffix of what is not complete yet. Nothing ever reads such a file; the next writer removes it."""
+"""Suffix of incomplete files. They are never read; the next writer removes them."""
 
 
 Note = Callable[[Path, Path], None]
-"""Called with a path and with what is about to appear there (run/digests.py)."""
+"""Callback with a path and the partial file or folder that will be renamed to it (run/digests.py)."""
 
 
 @contextmanager
 def replacing(path: Path, note: Note | None = None) -> Iterator[Path]:
-    """A path to write to, beside `path`; renamed to it when the block ends well, removed otherwise.
+    """Yield a temporary path next to `path`; it is renamed to `path` when the block succeeds, else removed.
 
-    Raises RunStopped if the disk refuses; what was at `path` before is untouched then.
+    Raises RunStopped if writing fails; an older file at `path` is then unchanged.
     """
     partial = path.with_name(path.name + PARTIAL)
     try:
@@ -35,7 +35,7 @@ def replacing(path: Path, note: Note | None = None) -> Iterator[Path]:
         if note is not None:
             note(path, partial)
         flush(partial)
-        if path.is_dir():  # a folder cannot be replaced by renaming: the old one steps aside first
+        if path.is_dir():  # renaming cannot replace a folder: rename the old one first
             old = path.with_name(path.name + ".old" + PARTIAL)
             remove(old)
             os.replace(path, old)
@@ -44,11 +44,11 @@ def replacing(path: Path, note: Note | None = None) -> Iterator[Path]:
         _flush_names(path.parent)
     except (OSError, SafetensorError) as error:
         raise RunStopped(
-            f"{path} could not be written: {error}. What was saved before is still valid. Free some space (or fix the disk), "
+            f"{path} could not be written: {error}. Everything saved before is still valid. Free some space (or fix the disk), "
             "then run the same command with --run.resume true."
         ) from error
     finally:
-        with contextlib.suppress(OSError):  # what cannot be written cannot be removed; the first reason is the one to tell
+        with contextlib.suppress(OSError):  # report the first error, not that of the removal
             remove(partial)
 
 
@@ -62,12 +62,12 @@ def write_json(path: Path, value: Mapping[str, Any], note: Note | None = None) -
 
 
 def text_of(value: Mapping[str, Any]) -> str:
-    """A row as `append_line` writes it; a row that was read gives the same text."""
+    """JSON of a row as `append_line` writes it; a row that was read gives the same text."""
     return json.dumps(value, allow_nan=False)
 
 
 def append_line(path: Path, value: Mapping[str, Any]) -> None:
-    """One JSON object as a line at the end, in one write. A reader ignores a last line without its newline."""
+    """Append one JSON object as a line, in one write. Readers ignore a last line without its newline."""
     try:
         with path.open("a", encoding="utf-8") as file:
             file.write(text_of(value) + "\n")
@@ -80,29 +80,29 @@ def append_line(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The complete lines of a file made by `append_line`; empty if there is none. Raises ConfigError for a damaged one."""
+    """Complete lines of a file made by `append_line`; empty without a file. Raises ConfigError for a damaged line."""
     return whole(path, parsed_lines(path))
 
 
 def whole(path: Path, lines: Iterable[dict[str, Any] | Exception]) -> list[dict[str, Any]]:
-    """The parsed lines of `path`, if none is an error. Raises ConfigError naming the first that is."""
+    """Parsed lines of `path`. Raises ConfigError naming the first damaged line."""
     rows = []
     try:
         for number, line in enumerate(lines, 1):
             if isinstance(line, Exception):
-                raise ConfigError(f"{path}, line {number} is damaged ({line}). Delete that line to go on.") from line
+                raise ConfigError(f"{path}, line {number} is damaged ({line}). Delete that line to continue.") from line
             rows.append(line)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror or error}. Put the file back that was there.") from error
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}. Restore the file.") from error
     return rows
 
 
 def parsed_lines(path: Path) -> Iterator[dict[str, Any] | Exception]:
-    """The same, with the error in the place of a damaged line. Raises OSError for what is there and cannot be read."""
+    """Like `read_lines`, with an error in place of a damaged line. Raises OSError for an unreadable file."""
     if not path.exists():
         return
     if not path.is_file():
-        raise OSError(f"{path.name} is no file")
+        raise OSError(f"{path.name} is not a file")
     complete, _, _ = path.read_text(encoding="utf-8", errors="replace").rpartition("\n")
     for line in complete.split("\n") if complete else []:
         try:
@@ -113,10 +113,10 @@ def parsed_lines(path: Path) -> Iterator[dict[str, Any] | Exception]:
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested tables as one, with dotted keys."""
-    found: dict[str, Any] = {}
+    table: dict[str, Any] = {}
     for key, value in tree.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-    return found
+        table |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return table
 
 
 def flush(path: Path) -> None:
@@ -136,7 +136,7 @@ def _flush_names(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or folder if it is there."""
+    """Remove a file or folder if it exists."""
     if path.is_dir():
         shutil.rmtree(path)
     else:
@@ -147,9 +147,9 @@ def remove(path: Path) -> None:
 def spans(numbers: Sequence[int]) -> str:
     """Ascending numbers in words: [1, 2, 3, 7] -> "1 to 3, 7"."""
     parts: list[list[int]] = []
-    for each in numbers:
-        if parts and each == parts[-1][-1] + 1:
-            parts[-1].append(each)
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
         else:
-            parts.append([each])
+            parts.append([number])
     return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]} to {part[-1]}" for part in parts)

@@ -1,4 +1,4 @@
-"""What the record of a run should hold and does not, one sentence each."""
+"""Gaps in the records of a run, one sentence each."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -8,18 +8,18 @@ from topd.run.files import spans
 
 def lost_steps(rows: Sequence[Mapping[str, Any]], steps_done: int) -> Iterator[str]:
     """Steps without a row in metrics.jsonl."""
-    there = {row["step"] for row in rows}
-    if lost := [step for step in range(1, steps_done + 1) if step not in there]:
-        yield f"metrics.jsonl lacks steps {spans(lost)}: they are in no curve and no total"
+    recorded = {row["step"] for row in rows}
+    if lost := [step for step in range(1, steps_done + 1) if step not in recorded]:
+        yield f"metrics.jsonl lacks steps {spans(lost)}: curves and totals are without them"
 
 
 def lost_evaluations(
     rows: Sequence[Mapping[str, Any]], due: Mapping[str, Sequence[str]], steps_done: int, *, every: int
 ) -> Iterator[str]:
     """Evaluations before step `steps_done` without a row in evals.jsonl. `due`: benchmark -> models; `every`: in steps."""
-    there = {(row["model"], row["benchmark"], row["step"]) for row in rows}
+    recorded = {(row["model"], row["benchmark"], row["step"]) for row in rows}
     steps = [step for step in range(steps_done) if step == 0 or (every and step % every == 0)]
     for name, models in due.items():
         for model in models:
-            if lost := [step for step in (steps if model == "student" else steps[:1]) if (model, name, step) not in there]:
+            if lost := [step for step in (steps if model == "student" else steps[:1]) if (model, name, step) not in recorded]:
                 yield f"evals.jsonl lacks the {model} on {name} at steps {spans(lost)}"

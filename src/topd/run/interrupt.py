@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and a closed terminal: an exception at any moment, except inside the few lines that must be done as a whole."""
+"""Ctrl-C, SIGTERM and a closed terminal: an exception at any point, except inside blocks that must run as a whole."""
 
 import signal
 import threading
@@ -37,7 +37,7 @@ def interruptible() -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Inside, a signal waits; it is delivered when the block is done. Blocks may nest."""
+    """Inside, signals are deferred to the end of the block. Blocks may nest."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,7 +1,7 @@
-"""Parquet files, read in one way: by this thread alone, from a native file.
+"""Reader of parquet files: in the calling thread only, from a native file.
 
-Arrow's own threads outlive the reading. One that lets go of a buffer that Python owns while the interpreter ends aborts the
-process. So no thread is asked (pre_buffer and use_threads would), and no buffer is Python's (those of a file object are).
+Arrow's threads outlive the read. If one frees a buffer owned by Python while the interpreter exits, the process aborts. So no
+threads are used (pre_buffer and use_threads would), and no buffers of Python (a file object would).
 """
 
 import os
@@ -11,17 +11,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 UNREADABLE = (OSError, pa.ArrowException, KeyError, ValueError, TypeError, AttributeError, OverflowError)
-"""What a table raises that is damaged, or is of another shape."""
+"""Exceptions raised by a table that is damaged or has another schema."""
 
 
 def read(path: Path, schema: pa.Schema | None = None) -> pa.Table:
-    """All columns, or those of `schema` in its types. Raises one of UNREADABLE for what is no file, damaged or lacks one."""
+    """All columns, or those of `schema` in its types. Raises one of UNREADABLE if the file or a column is missing or damaged."""
     if not path.is_file():
-        raise OSError(f"{path.name} is no file")
+        raise OSError(f"{path.name} is not a file")
     with pa.OSFile(os.fsencode(path)) as file, pq.ParquetFile(file, pre_buffer=False) as parquet:
-        there = parquet.schema_arrow.names
         if schema is None:
             return parquet.read(use_threads=False)
-        if lacking := [name for name in schema.names if name not in there]:
+        if lacking := [name for name in schema.names if name not in parquet.schema_arrow.names]:
             raise ValueError(f"there is no column {lacking[0]}")
         return parquet.read(schema.names, use_threads=False).select(schema.names).cast(schema)

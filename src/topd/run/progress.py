@@ -1,4 +1,4 @@
-"""What a person sees: a live bar per phase on a terminal, one tidy line per step, plain lines elsewhere; and the clock."""
+"""Console output of a run: a live bar per phase on a terminal, plain lines elsewhere, one line per step; and the clock."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ from rich.text import Text
 
 
 class SteadyConsole(Console):
-    """A console whose reader may leave (`topd train ... | head`): it falls silent instead of ending the process."""
+    """A console that becomes silent when its reader closes the pipe (`topd train ... | head`), instead of ending the process."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -39,7 +39,7 @@ class Display:
 
     @contextmanager
     def phase(self, name: str, label: str = "", *, total: int | None = None) -> Iterator[Callable[[int], None]]:
-        """Time a phase and show it. Yields the function to call with the number of tokens just done."""
+        """Time and display a phase. Yields a function to call with the number of tokens just processed."""
         began = time.perf_counter()
         try:
             if self.console.is_terminal:
@@ -47,7 +47,7 @@ class Display:
                     task = bar.add_task(f"{name:<8}{label}", total=total)
                     yield lambda num_tokens: bar.advance(task, num_tokens)
             else:
-                if name == "eval":  # minutes on a real model; a step says so itself when it is done
+                if name == "eval":  # minutes on a real model; other phases are reported with their step
                     self.line(f"evaluating {label} ...")
                 yield lambda num_tokens: None
         finally:
@@ -58,11 +58,11 @@ class Display:
         return Progress(*columns, console=self.console, transient=True)
 
     def line(self, text: str) -> None:
-        with contextlib.suppress(OSError):  # a full disk behind stdout must not end a run
+        with contextlib.suppress(OSError):  # a full disk under stdout must not end a run
             self.console.print(text, markup=False)
 
     def step_line(self, row: Mapping[str, Any], *, steps: int) -> None:
-        """One line about a finished step; what does not apply is left out."""
+        """Print one line about a finished step, without metrics that do not apply."""
         width = len(str(steps))
         parts = [f"step {row['step']:>{width}}/{steps}"]
         for label, name, form in _LINE:

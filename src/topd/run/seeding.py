@@ -1,4 +1,4 @@
-"""Random numbers: one root seed, and a named stream for every use. Nothing reads or sets a global random state."""
+"""Random numbers: one root seed, and a named stream for every use. No code reads or sets a global random state."""
 
 import hashlib
 
@@ -6,9 +6,9 @@ import numpy as np
 
 
 def stream(*name: int | str) -> np.random.Generator:
-    """A generator that depends on its name alone, for example (root seed, "sampling", step, prompt id).
+    """Generator that depends only on its name, for example (root seed, "sampling", step, prompt id).
 
-    Equal names give equal streams, on every machine and whatever was drawn elsewhere before.
+    Equal names give equal streams, on every machine and independent of other streams.
     """
     digest = hashlib.sha256(repr(name).encode()).digest()
     return np.random.default_rng(np.frombuffer(digest, dtype=np.uint32))

@@ -1,4 +1,4 @@
-"""The end of a run: summary.json, and the table a person reads."""
+"""End of a run: summary.json and the printed table."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ _LEFT_OUT = {
 
 
 def summarise_run(config: Config, directory: RunDirectory, due: Sequence[str] = ()) -> dict[str, Any]:
-    """Base, student and teacher on every benchmark; the first benchmark also at the top level. `due`: names of all benchmarks."""
+    """Results of base, student and teacher on every benchmark; the first also at the top level. `due`: all benchmarks."""
     rows = directory.evaluations()
     names = list(dict.fromkeys(row["benchmark"] for row in rows))
     benchmarks = {name: _three([row for row in rows if row["benchmark"] == name], config.run.steps) for name in names}
@@ -43,7 +43,7 @@ def summarise_run(config: Config, directory: RunDirectory, due: Sequence[str] = 
 
 
 def gaps(config: Config, directory: RunDirectory, steps_done: int, benchmarks: Sequence[str]) -> list[str]:
-    """What metrics.jsonl and evals.jsonl should hold after so many steps and do not, one sentence each."""
+    """Rows missing in metrics.jsonl and evals.jsonl after `steps_done` steps, one sentence each."""
     models = ("student", "teacher") if config.eval.teacher and config.teachers_by_name() else ("student",)
     evaluated = lost_evaluations(
         directory.evaluations(), dict.fromkeys(benchmarks, models), steps_done, every=config.eval.every_steps
@@ -52,7 +52,7 @@ def gaps(config: Config, directory: RunDirectory, steps_done: int, benchmarks: S
 
 
 def excluded(row: Mapping[str, Any]) -> str:
-    """What a row of evals.jsonl says of problems not sampled: "2 left out as duplicate, 1 too long, counted as wrong"."""
+    """Problems that a row of evals.jsonl does not sample, as "2 left out as duplicate, 1 too long, counted as wrong"."""
     left_out = row.get("left_out")
     counts = left_out if isinstance(left_out, Mapping) else {}
     parts = [f"{counts[name]} {words}" for name, words in _LEFT_OUT.items() if counts.get(name)]
@@ -69,7 +69,7 @@ def _three(rows: list[dict[str, Any]], steps: int) -> dict[str, Any]:
 
 
 def print_summary(summary: dict[str, Any], path: Path, console: Console) -> None:
-    """One table per benchmark: base, student, teacher; then where everything is."""
+    """Print one table per benchmark (base, student, teacher), then the paths of the results."""
     for name, three in summary["benchmarks"].items():
         some = next(row for row in three.values() if row)
         title = f"{name}: {some['problems']} problems, {some['k']} samples each" + (

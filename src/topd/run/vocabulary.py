@@ -1,4 +1,4 @@
-"""vocabulary.parquet: what every token id of a run stands for, as bytes, so that its rollouts can be shown without the model."""
+"""vocabulary.parquet: the bytes of every token id of a run, so that its rollouts can be displayed without the model."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,7 +14,7 @@ SCHEMA = pa.schema([("token_id", pa.int32()), ("text", pa.binary()), ("special",
 
 
 def write(path: Path, entries: Iterable[tuple[int, bytes, bool]], note: Note | None = None) -> None:
-    """Once a run. `entries`: as models/vocabulary.py gives them. Raises ConfigError if the file is there with others."""
+    """Write the file once per run. `entries`: from models/vocabulary.py. Raises ConfigError if the file exists with others."""
     columns = list(zip(*entries, strict=True)) or [(), (), ()]
     table = pa.table(columns, schema=SCHEMA)
     if path.is_file():
@@ -34,12 +34,12 @@ def _check(path: Path, table: pa.Table) -> None:
     if not same:
         raise ConfigError(
             f"{path} is damaged, or the student's tokenizer has changed: {reason or 'their entries differ'}. If the tokenizer is "
-            "the one that the run began with, delete that file: it is written anew."
+            "unchanged since the run began, delete that file: it is regenerated."
         )
 
 
 def read(path: Path) -> dict[int, tuple[bytes, bool]]:
-    """Token id -> (bytes, special). Raises one of parquet.UNREADABLE for a file that is not there or damaged."""
+    """Token id -> (bytes, special). Raises one of parquet.UNREADABLE for a missing or damaged file."""
     table = parquet.read(path, SCHEMA)
     if any(table[name].null_count for name in SCHEMA.names):
         raise pa.ArrowInvalid("some entries are empty")

@@ -1,4 +1,4 @@
-"""Whether two models know the same tokens and end completions alike."""
+"""Checks that two models have the same tokens and end completions with the same token."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,7 +8,7 @@ from topd.models.language_model import LanguageModel
 from topd.teacher.teacher import Check
 
 DECODED_AT_ONCE = 512
-"""Token ids in one call of `decode`; a difference is then looked for inside."""
+"""Token ids in one call of `decode`; a difference is then located within them."""
 
 
 def check_vocabulary(student: LanguageModel, teacher: LanguageModel) -> Check:
@@ -20,7 +20,7 @@ def check_vocabulary(student: LanguageModel, teacher: LanguageModel) -> Check:
     for who, count in zip(("student", "teacher"), rows, strict=True):
         if count < student.vocab_size:
             highest = student.vocab_size - 1
-            detail = f"{who} has {count} embedding rows for token ids up to {highest}: the tokenizer is another model's."
+            detail = f"{who} has {count} embedding rows for token ids up to {highest}: the tokenizer belongs to another model."
             return Check(name=check.name, ok=False, detail=detail)
     padded = "" if rows[0] == rows[1] else f"; embedding rows differ ({rows[0]} and {rows[1]}): padding, never sampled"
     return Check(name=check.name, ok=True, detail=check.detail + padded)
@@ -36,13 +36,13 @@ def check_tokenizer(student: LanguageModel, theirs: PreTrainedTokenizerBase) -> 
     return Check(
         name=name,
         ok=False,
-        detail=f"student has {len(mine)} tokens, teacher {len(others)}; {len(differing)} have no or another id on the other "
-        f"side ({some}). The teacher would score other words than were sampled. Use two models with one tokenizer.",
+        detail=f"student has {len(mine)} tokens, teacher {len(others)}; {len(differing)} differ in id or exist on one side "
+        f"only ({some}). The teacher would score other tokens than were sampled. Use two models with the same tokenizer.",
     )
 
 
 def check_decoding(student: LanguageModel, decode: Callable[[Sequence[int]], str]) -> Check:
-    """For a teacher whose tokenizer is elsewhere: every id of the student's must decode to the same text there."""
+    """Every id of the student's must decode to the same text on a server whose tokenizer files are not available."""
     ids = sorted(student.tokenizer.get_vocab().values())
     differing: list[int] = []
     for start in range(0, len(ids), DECODED_AT_ONCE):
@@ -57,19 +57,19 @@ def check_decoding(student: LanguageModel, decode: Callable[[Sequence[int]], str
         name="vocabulary",
         ok=False,
         detail=f"token {differing[0]} is {mine!r} for the student and {theirs!r} for the teacher's server. The teacher would "
-        "score other words than were sampled. Use two models with one tokenizer.",
+        "score other tokens than were sampled. Use two models with the same tokenizer.",
     )
 
 
 def end_token_map(student: Sequence[int], teacher: Sequence[int]) -> dict[int, int]:
-    """Every end token of the student -> the one the teacher ends with; those that both end with stay."""
+    """Every end token of the student -> the teacher's end token; tokens that both end with stay."""
     first = teacher[0]
     same_first = student[0] == first
     return {token: token if same_first and token in teacher else first for token in student}
 
 
 def check_end_tokens(student: LanguageModel, teacher_eos: Sequence[int], map_eos: bool) -> Check:
-    """Student and teacher must end completions alike, or `map_eos` must say that one is scored as the other."""
+    """Student and teacher must share their end tokens, or `map_eos` must be set, which scores one as the other."""
     changed = {mine: theirs for mine, theirs in end_token_map(student.eos_token_ids, teacher_eos).items() if mine != theirs}
     word = student.tokenizer.convert_ids_to_tokens
     if not changed:
@@ -79,11 +79,11 @@ def check_end_tokens(student: LanguageModel, teacher_eos: Sequence[int], map_eos
         f"{word(mine)!r} ({mine}), the teacher with {word(theirs)!r} ({theirs})" for mine, theirs in changed.items()
     )
     if map_eos:
-        detail = f"the student ends with {pairs}; scored as the teacher's (teacher.map_eos)"
+        detail = f"the student ends with {pairs}; scored as the teacher's (map_eos)"
         return Check(name="end token", ok=True, detail=detail)
     return Check(
         name="end token",
         ok=False,
-        detail=f"the student ends with {pairs}. The teacher would punish stopping, and completions would grow without end. Set "
-        "teacher.map_eos = true to score one as the other, or fine-tune the student first.",
+        detail=f"the student ends with {pairs}. The teacher would punish stopping, so completions would grow without limit. Set "
+        "map_eos = true in the teacher's section to score one as the other, or fine-tune the student first.",
     )

@@ -11,10 +11,10 @@ from topd.types import RolloutGroup
 
 
 class LocalTeacher:
-    """Scores with the same function as the trainer, so the two cannot disagree on shift, temperature or dtype.
+    """Teacher that scores with the trainer's function, so the two cannot disagree on shift, temperature or dtype.
 
-    `map_eos` = {student's end token: teacher's end token}: a completion that ends with the first is looked up as if it ended
-    with the second. Only the last position can hold an end token, and it is never fed to the model.
+    `map_eos` = {student's end token: teacher's end token}: a completion that ends with the first is scored as if it ended with
+    the second. Only the last position can hold an end token, and it is never fed to the model.
     """
 
     honours_temperature = True
@@ -44,7 +44,7 @@ class LocalTeacher:
         return [vocabulary, check_end_tokens(student, self.model.eos_token_ids, bool(self.map_eos))]
 
     def prefetch(self, groups: Sequence[RolloutGroup]) -> None:
-        """Nothing: the processor is busy sampling."""
+        """No-op: the processor is busy sampling."""
 
     def score(
         self, groups: Sequence[RolloutGroup], *, on_tokens: Callable[[int], None] = lambda num_tokens: None
@@ -62,9 +62,8 @@ class LocalTeacher:
         )
 
     def log_probs(self, groups: Sequence[TokenGroup], *, temperature: float | None = None) -> list[Scores]:
-        at = self.temperature if temperature is None else temperature
-        plain = [Tokens(group.prompt_ids, group.completions) for group in groups]
-        return list(score_groups(self.model, plain, max_tokens=self.max_tokens, temperature=at))
+        temperature = self.temperature if temperature is None else temperature
+        return list(score_groups(self.model, groups, max_tokens=self.max_tokens, temperature=temperature))
 
     def engine(self) -> EmbeddedEngine:
         return EmbeddedEngine(self.model, max_concurrent_rollouts=self.max_concurrent_rollouts)
@@ -74,5 +73,5 @@ class LocalTeacher:
 
 
 def mapped(completions: Sequence[tuple[int, ...]], map_eos: Mapping[int, int]) -> tuple[tuple[int, ...], ...]:
-    """The completions with their last token replaced where `map_eos` says so."""
+    """Completions whose last token is replaced according to `map_eos`."""
     return tuple((*completion[:-1], map_eos.get(completion[-1], completion[-1])) for completion in completions)

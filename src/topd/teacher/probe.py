@@ -1,7 +1,7 @@
-"""Prove that teacher, student, tokenizer and task fit, before anything is spent.
+"""Checks that teacher, student, tokenizer and task fit, before any training.
 
-Each check says what it looked at, what it found, and what to do about it. `topd probe` prints them; `topd train` runs the same
-and stops at a failed one.
+Each check reports its measurement and, if it fails, a remedy. `topd probe` prints the checks; `topd train` runs the same and
+stops at a failed one.
 """
 
 import dataclasses
@@ -29,10 +29,10 @@ from topd.types import Prompt, RolloutGroup
 PROBE_PROMPTS, PROBE_ROLLOUTS, PROBE_TOKENS = 2, 2, 16
 
 NOISE_TOKENS = 64
-"""In low precision whole groups of so many tokens a completion are sampled: their noise is measured."""
+"""Tokens per completion in low precision, where whole groups are sampled to measure their noise."""
 
 REWARD_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
-"""Largest mean |reward| of a student that is its own teacher, in nats, by the precision it is sampled in."""
+"""Largest mean |reward| of a student that is its own teacher, in nats, by sampling precision."""
 
 
 def check_run(
@@ -44,9 +44,9 @@ def check_run(
     prompts: Sequence[Prompt],
     evaluated: Sequence[Prompt] = (),
 ) -> Iterator[Check]:
-    """Facts about the run: context, temperature, log-probs really returned, and a student that is its own teacher.
+    """Check the context, the temperature, the teacher's log-probs, and the student as its own teacher.
 
-    Without a teacher only what concerns the student is looked at. `evaluated` are the prompts of benchmarks.
+    Without a teacher only the student is checked. `evaluated` are the prompts of benchmarks.
     """
     room = min(length for length in (student.context_length, engine.context_length) if length is not None)
     with_teacher = min(room, (teacher.context_length if teacher is not None else None) or room)
@@ -81,7 +81,7 @@ def check_run(
 
 
 def probe_prompts(prompts: Sequence[Prompt]) -> list[Prompt]:
-    """The first prompt of every domain, at least two in all: every teacher of several is asked something."""
+    """The first prompt of every domain, at least two in total, so that every teacher is queried."""
     first = {prompt.domain: prompt for prompt in reversed(prompts)}
     chosen = {prompt.id: prompt for prompt in [*prompts[:PROBE_PROMPTS], *first.values()]}
     return list(chosen.values())
@@ -120,21 +120,21 @@ def _check_scores(teacher: Teacher, groups: Sequence[RolloutGroup]) -> Check:
 def _check_numbers(
     teacher: OneTeacher | RoutedTeacher, student: LanguageModel, groups: Sequence[RolloutGroup]
 ) -> Iterator[Check]:
-    """For each of several. What the probe has asked is no request of the first step."""
-    several = teacher.teachers if isinstance(teacher, RoutedTeacher) else {"": teacher}
-    for name, one in several.items():
-        checks = list(check_numbers(one, student, groups))
-        if isinstance(one, EndpointTeacher):
-            checks.append(check_weights(one, student, groups))
+    """Check the numbers of every teacher, then reset its counters: the probe's requests do not belong to the first step."""
+    teachers = teacher.teachers if isinstance(teacher, RoutedTeacher) else {"": teacher}
+    for name, each in teachers.items():
+        checks = list(check_numbers(each, student, groups))
+        if isinstance(each, EndpointTeacher):
+            checks.append(check_weights(each, student, groups))
         yield from (dataclasses.replace(check, name=f"{check.name} ({name})" if name else check.name) for check in checks)
     teacher.counts()
 
 
 def check_self_teacher(config: Config, student: LanguageModel, groups: Sequence[RolloutGroup], *, asked: bool = True) -> Check:
-    """The student in the teacher's place: it must earn 0 for what it sampled, or, in low precision, no more than rounding.
+    """The student in the teacher's place must earn 0 for its own samples or, in low precision, no more than rounding.
 
     Sampled log-probs are compared with the trainer's for the same tokens and, in low precision, the trainer's with those of a
-    frozen copy in the teacher's dtype, scored as a local teacher is. `asked`: whether credit asks a teacher at all.
+    frozen copy in the teacher's dtype. `asked`: credit uses a teacher.
     """
     name = "student as own teacher"
     own = score_groups(student, groups, max_tokens=4096, temperature=config.rollout.temperature)
@@ -145,7 +145,7 @@ def check_self_teacher(config: Config, student: LanguageModel, groups: Sequence[
     detail = f"mean |reward| {worst:.2g} nats, largest log-prob difference {float(mismatch.abs().max()):.2g}"
     if worst > REWARD_TOLERANCE[dtype]:
         detail += (
-            ": sampling and scoring disagree about the same tokens, so every reward would be wrong. Look at dtype, temperature "
+            ": sampling and scoring disagree about the same tokens, so every reward would be wrong. Check dtype, temperature "
             "and the engine (vLLM needs --logprobs-mode processed_logprobs where rollout.temperature is not 1)."
         )
         return Check(name=name, ok=False, detail=detail)
@@ -153,20 +153,20 @@ def check_self_teacher(config: Config, student: LanguageModel, groups: Sequence[
         return Check(name=name, ok=True, detail=detail)
     served = any(teacher.base_url for teacher in config.teachers_by_name().values())
     if served:
-        detail += ". Servers do not tell in which precision they compute; it is taken to be that of the teacher's dtype"
+        detail += ". Servers do not report their precision; it is assumed to be the teacher's dtype"
     if config.reward_dtype == "float32":
         return Check(name=name, ok=True, detail=detail)
-    words, largest = own_noise(config, student, groups, own)
-    return _judged_noise(name, f"{detail}. {words}", largest, config.algorithm)
+    noise, largest = own_noise(config, student, groups, own)
+    return _judged_noise(name, f"{detail}. {noise}", largest, config.algorithm)
 
 
 def own_noise(
     config: Config, student: LanguageModel, groups: Sequence[RolloutGroup], own: Sequence[tuple[Tensor, ...]]
 ) -> tuple[str, float]:
-    """What precision alone makes of the groups: in words, and the largest root mean square of a group's log-ratios (nats).
+    """Noise of low precision in the groups: a sentence, and the largest root mean square of a group's log-ratios (nats).
 
-    `own`: the trainer's log-probs. The teacher is a frozen copy of the student in the teachers' lowest dtype, one more set of
-    weights until this returns. A model ends as itself: no end token is mapped.
+    `own`: the trainer's log-probs. The teacher is a frozen copy of the student in the teachers' lowest dtype, a second set of
+    weights until this returns. No end token is mapped.
     """
     low = any(teacher.dtype == "bfloat16" for teacher in config.teachers_by_name().values())
     copy = frozen_copy(student, torch.bfloat16) if low else dataclasses.replace(student, autocast_dtype=None)
@@ -182,12 +182,12 @@ def own_noise(
         spreads.append(float(log_ratio.square().mean().sqrt()))
         stds.append(float(returns.std(correction=0)))
     size = torch.cat(parts)
-    words = (
+    sentence = (
         f"In the precision of teacher and trainer (bfloat16) the student differs from itself by {float(size.mean()):.2g} nats a "
         f"token (99 % within {float(size.quantile(0.99)):.2g}), root mean square up to {max(spreads):.2g} in a group; returns "
-        f"made of that alone have a std up to {max(stds):.2g}"
+        f"from that noise alone have a std up to {max(stds):.2g}"
     )
-    return words, max(spreads)
+    return sentence, max(spreads)
 
 
 def _judged_noise(name: str, detail: str, largest: float, algorithm: AlgorithmConfig) -> Check:
@@ -196,7 +196,7 @@ def _judged_noise(name: str, detail: str, largest: float, algorithm: AlgorithmCo
         detail += (
             f', and algorithm.type = "{algorithm.type}" learns from it. Set float32 for teacher and trainer, or algorithm.type = '
         )
-        return Check(name=name, ok=True, detail=detail + '"topd", which leaves out what is below algorithm.rounding.')
+        return Check(name=name, ok=True, detail=detail + '"topd", which ignores noise below algorithm.rounding.')
     if largest <= rounding:
         return Check(name=name, ok=True, detail=f"{detail}: no advantage, as algorithm.rounding = {rounding:g}")
     remedy = float(f"{2 * largest:.1g}")
@@ -204,6 +204,6 @@ def _judged_noise(name: str, detail: str, largest: float, algorithm: AlgorithmCo
         name=name,
         ok=True,
         warning=True,
-        detail=f"{detail}. That is above algorithm.rounding = {rounding:g}: once student and teacher agree, advantages are made "
-        f"of rounding, and the student drifts. Set algorithm.rounding = {remedy:g}, or float32 for teacher and trainer.",
+        detail=f"{detail}. That is above algorithm.rounding = {rounding:g}: once student and teacher agree, advantages are "
+        f"rounding errors, and the student drifts. Set algorithm.rounding = {remedy:g}, or float32 for teacher and trainer.",
     )

@@ -1,4 +1,4 @@
-"""Compare a served teacher with its weights, where they are at hand: no law (probe_numbers.py) tells a model from another."""
+"""Comparison of a served teacher with its weights, if available: the laws of probe_numbers.py hold for every model."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,28 +17,28 @@ from topd.teacher.endpoint import EndpointTeacher
 from topd.teacher.teacher import Check, Scores
 
 SAME_MODEL = 0.02
-"""Nats, mean difference: rounding of a server is below it, another model of the same family is not."""
+"""Nats, mean difference: a server's rounding is below it, another model of the same family above."""
 
 LARGEST_WEIGHTS = 2_000_000_000
-"""Bytes of weight files that are loaded for a comparison, for as long as it takes."""
+"""Largest size in bytes of weight files that are loaded for the comparison."""
 
 
 def check_weights(teacher: EndpointTeacher, student: LanguageModel, groups: Sequence[TokenGroup]) -> Check:
-    """The served numbers of the canary and of the probe's rollouts are those of the weights, as far as precision allows."""
+    """The served log-probs of the canary and of the probe's rollouts must be those of the weights, up to rounding."""
     name, role = "teacher weights", teacher.role
     key, source = weights_at_hand(teacher, student)
-    asked = [make_canary(student.tokenizer), *(Tokens(group.prompt_ids, group.completions) for group in groups)]
+    compared = [make_canary(student.tokenizer), *(Tokens(group.prompt_ids, group.completions) for group in groups)]
     try:
-        served = teacher.log_probs(asked, temperature=1.0)
+        served = teacher.log_probs(compared, temperature=1.0)
     except Fault as fault:
-        return Check(name=name, ok=False, detail=f"the teacher could not be asked: {fault}")
+        return Check(name=name, ok=False, detail=f"the teacher did not answer: {fault}")
     if source is None:
-        return _not_compared(role, distance(_flat(served[:1]), probe_logprobs(student, asked[:1])))
+        return _not_compared(role, distance(_flat(served[:1]), probe_logprobs(student, compared[:1])))
     try:
         model = load(source, dtype=teacher.config.dtype, device=student.device, role=role)
     except ConfigError as error:
         return Check(name=name, ok=True, detail=f"not compared: {first_line(error)}", unproven=True)
-    own = score_groups(model, asked, max_tokens=4096)
+    own = score_groups(model, compared, max_tokens=4096)
     off = [distance(_flat(a), _flat(b)) for a, b in ((served[:1], own[:1]), (served[1:], own[1:]))]
     detail = (
         f"the servers' log-probs differ from those of {key} = {source!r} by {off[0]:.2g} nats on fixed tokens, {off[1]:.2g} on "
@@ -50,26 +50,26 @@ def check_weights(teacher: EndpointTeacher, student: LanguageModel, groups: Sequ
         name=name,
         ok=False,
         detail=f"{detail}; {CANARY_TOLERANCE:g} allowed. The servers have other weights, another precision, or change the "
-        f"numbers. Serve those weights, or set {role}.tokenizer to a folder that holds the tokenizer alone.",
+        f"numbers. Serve those weights, or set {role}.tokenizer to a folder without weights.",
     )
 
 
 def _not_compared(role: str, from_student: float) -> Check:
-    """`from_student`: nats between the served numbers and the student's own, which no other model has."""
+    """Result without weights. `from_student`: nats between the served log-probs and the student's."""
     detail = (
-        f"not compared: they are not at hand, so nothing proves which model answers. Set {role}.tokenizer to the teacher's "
-        f"folder to have it done (up to {LARGEST_WEIGHTS / 1e9:g} GB)"
+        f"not compared: they are not available, so it is not proven which model answers. Set {role}.tokenizer to the teacher's "
+        f"folder to compare (up to {LARGEST_WEIGHTS / 1e9:g} GB)"
     )
     is_student = from_student <= SAME_MODEL
     if is_student:
         detail = (
-            f"the servers' log-probs are the student's own ({from_student:.2g} nats apart): do they serve the student? {detail}"
+            f"the servers' log-probs equal the student's ({from_student:.2g} nats apart): do they serve the student? {detail}"
         )
     return Check(name="teacher weights", ok=True, detail=detail, warning=is_student, unproven=True)
 
 
 def weights_at_hand(teacher: EndpointTeacher, student: LanguageModel) -> tuple[str, str | None]:
-    """Key and name of a local folder with the teacher's weights. The student's folder may lend its tokenizer, no weights."""
+    """Key and name of a local folder with the teacher's weights. The student's folder, given as tokenizer, does not count."""
     config = teacher.config
     for key, name in (("name", config.name), ("tokenizer", config.tokenizer)):
         if name is None or (key == "tokenizer" and _folder(name) == _folder(student.name)):
@@ -81,7 +81,7 @@ def weights_at_hand(teacher: EndpointTeacher, student: LanguageModel) -> tuple[s
 
 
 def _folder(name: str) -> Path:
-    """Where the weights of that name would be, if they are here at all."""
+    """Local folder of a model name; it need not exist."""
     return Path(place(name)).expanduser()
 
 
