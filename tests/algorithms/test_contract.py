@@ -95,7 +95,7 @@ def test_every_key_says_what_it_does(algorithm):
 def test_unknown_names_are_errors_that_suggest_the_nearest():
     with pytest.raises(ConfigError, match=r"found 'top_d'\. Did you mean 'topd'\?"):
         algorithms.load("top_d")
-    for not_one in ("base", "", "os", "topd.algorithms"):
+    for not_one in ("base", "", "os", "../topd", "topd."):
         with pytest.raises(ConfigError, match="must be one of"):
             algorithms.load(not_one)
 
