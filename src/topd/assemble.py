@@ -246,6 +246,7 @@ def probe(parts: Parts) -> list[Check]:
             student=parts.student,
             engine=parts.engine,
             teacher=parts.teacher if parts.asks_teacher else None,
+            wanted=parts.method.wanted,
             prompts=parts.prompts.prompts,
             evaluated=[prompt for benchmark in parts.benchmarks for prompt in benchmark.prompts],
         )

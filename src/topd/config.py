@@ -238,6 +238,11 @@ class AlgorithmConfig(Section):
         """Fewest completions per prompt with which the algorithm learns anything."""
         return 1
 
+    @property
+    def teacher_top_k(self) -> int:
+        """k of the streams with k entries per token that the algorithm asks a teacher for."""
+        return 0
+
     def in_precision(self, dtype: Dtype) -> "AlgorithmConfig":
         """The same, with what was left unset and depends on the precision of log-ratios. `dtype`: the lowest that enters them."""
         return self

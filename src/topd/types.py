@@ -8,11 +8,11 @@ models happens in models/logprobs.py and nowhere else. Units: log-probs in nats,
 The worked example below follows one prompt with two completions through all stages (alpha = 0.2).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from topd.ragged import Ragged
@@ -88,17 +88,8 @@ class ScoredGroup:
 
     group: RolloutGroup
     evidence: Ragged
-    """Of one group. What each stream is stands in `EVIDENCE`."""
+    """Of one group. What each stream is stands in evidence.py."""
     num_grader_errors: int = 0
-
-
-EVIDENCE = {
-    "rewards": "[rollout] grade of each completion, in [0, 1]; 0 where nothing was graded",
-    "behaviour_logprobs": "[token] the student's side of the reward: computed by the same kind of engine as the teacher's",
-    "old_logprobs": "[token] the trainer's own before the first update: the denominator of the importance ratio",
-    "teacher_logprobs": "[token] only where a teacher is asked",
-}
-"""The streams of a scored group; log-probs in nats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +117,31 @@ class TrainBatch:
 
     groups: tuple[RolloutGroup, ...]
     streams: Ragged
+
+
+OverVocabulary = Callable[[Float[Tensor, "chunk vocab"], slice], Tensor]
+"""Function of the log-probs of the whole vocabulary at some of the tokens, and of which tokens these are: [chunk, ...]."""
+
+
+def _none(function: OverVocabulary) -> Tensor:
+    raise ValueError("this forward pass was made without the output head")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forward:
+    """The policy's distributions at the tokens of a micro-batch. Gradient flows through everything that it gives.
+
+    `logprobs` are those of the tokens themselves, in nats.
+    """
+
+    logprobs: Float[Tensor, " token"]
+    over_vocabulary: Callable[[OverVocabulary], Tensor] = _none
+    """Applies a function chunk by chunk and joins the results: [token, ...]. A chunk's logits are recomputed in the backward
+    pass, so that memory does not grow with the number of tokens."""
+
+    def logprobs_of(self, token_ids: Int[Tensor, "token k"]) -> Float[Tensor, "token k"]:
+        """Log-probs of given tokens at every position."""
+        return self.over_vocabulary(lambda logprobs, rows: logprobs.gather(-1, token_ids[rows]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-from typing import get_args
 
 import pytest
 import torch
@@ -10,14 +9,16 @@ from pydantic import ValidationError
 
 from tests.fakes import make_model, scored_groups
 from topd import algorithms
-from topd.algorithms.base import Algorithm, Method, Need
+from topd.algorithms.base import Algorithm, Method
 from topd.config import AlgorithmConfig
 from topd.errors import ConfigError
+from topd.evidence import EVIDENCE, PROMPT_FIELDS
 from topd.models.logprobs import completion_logprobs
 from topd.models.policy import Policy
 from topd.ragged import Ragged
 from topd.trainer.batch import flatten, make_batches
 from topd.trainer.loss import micro_loss
+from topd.types import Forward
 
 SHAPES = ((3, 5), (1, 4), (6, 2), (2, 2))
 
@@ -67,9 +68,9 @@ def moved(batch, seed=1, scale=0.5):
 def test_module_satisfies_the_protocol(name, algorithm):
     assert isinstance(algorithm, Algorithm)
     assert isinstance(algorithm.NEEDS, frozenset)
-    assert algorithm.NEEDS.issubset(get_args(Need))
+    assert EVIDENCE.keys() | PROMPT_FIELDS.keys() >= algorithm.NEEDS
     assert list(inspect.signature(algorithm.credit).parameters) == ["evidence", "config"]
-    assert list(inspect.signature(algorithm.objective).parameters) == ["logprobs", "batch", "config"]
+    assert list(inspect.signature(algorithm.objective).parameters) == ["forward", "batch", "config"]
     assert algorithm.__doc__
 
 
@@ -124,7 +125,7 @@ def test_objective_is_pure_unreduced_and_names_what_is_clipped(algorithm, config
     before = logprobs.clone()
     copies = {key: value.clone() for key, value in tensors_of(batch).items()}
     state = torch.get_rng_state()
-    (loss, clipped), (again, clipped_again) = (algorithm.objective(logprobs, batch, config) for _ in range(2))
+    (loss, clipped), (again, clipped_again) = (algorithm.objective(Forward(logprobs=logprobs), batch, config) for _ in range(2))
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(logprobs, before)
     assert all(torch.equal(tensors_of(batch)[key], value) for key, value in copies.items())
@@ -140,7 +141,7 @@ def test_gradient_flows_through_logprobs_only_and_not_where_clipped(algorithm, c
     for stream in batch.tokens.values():
         stream.requires_grad_()
     logprobs = moved(batch).detach().requires_grad_()
-    loss, clipped = algorithm.objective(logprobs, batch, config)
+    loss, clipped = algorithm.objective(Forward(logprobs=logprobs), batch, config)
     loss.sum().backward()
     assert all(stream.grad is None for stream in batch.tokens.values())
     assert not clipped.requires_grad
@@ -152,7 +153,7 @@ def test_gradient_flows_through_logprobs_only_and_not_where_clipped(algorithm, c
 def test_a_tokens_loss_moves_no_other_token(algorithm, config):
     batch = train_batch(algorithm, config).streams
     logprobs = batch["old_logprobs"].clone().requires_grad_()
-    loss, _ = algorithm.objective(logprobs, batch, config)
+    loss, _ = algorithm.objective(Forward(logprobs=logprobs), batch, config)
     picked = int(batch["advantages"].abs().argmax())
     loss[picked].backward()
     assert logprobs.grad.nonzero().squeeze(-1).tolist() == [picked]
@@ -161,7 +162,7 @@ def test_a_tokens_loss_moves_no_other_token(algorithm, config):
 def test_objective_is_finite_far_from_the_old_policy(algorithm, config):
     batch = train_batch(algorithm, config).streams
     for shift in (-50.0, 50.0):
-        loss, _ = algorithm.objective(batch["old_logprobs"] + shift, batch, config)
+        loss, _ = algorithm.objective(Forward(logprobs=batch["old_logprobs"] + shift), batch, config)
         assert torch.isfinite(loss).all()
 
 
@@ -170,7 +171,7 @@ def test_first_update_has_ratio_exactly_one(algorithm, config):
         pytest.skip("nothing was sampled: there is no ratio")
     batch = train_batch(algorithm, config).streams
     logprobs = batch["old_logprobs"].clone().requires_grad_()
-    loss, clipped = algorithm.objective(logprobs, batch, config)
+    loss, clipped = algorithm.objective(Forward(logprobs=logprobs), batch, config)
     loss.sum().backward()
     assert not clipped.any()
     assert torch.equal(loss.detach(), -batch["advantages"])
@@ -234,14 +235,14 @@ def test_micro_batches_change_neither_loss_nor_gradient_of_the_objective(algorit
     """8 rows at once are 4 times 2 rows."""
     batch = train_batch(algorithm, config).streams
     whole = moved(batch).requires_grad_()
-    loss, clipped = algorithm.objective(whole, batch, config)
+    loss, clipped = algorithm.objective(Forward(logprobs=whole), batch, config)
     (batch["weights"] * loss).sum().backward()
 
     cut = whole.detach().clone().requires_grad_()
     total, num_clipped = 0.0, 0
     for group, part in enumerate(cut.split(batch.tokens_per_group.tolist())):
         micro = batch.take([group])
-        part_loss, part_clipped = algorithm.objective(part, micro, config)
+        part_loss, part_clipped = algorithm.objective(Forward(logprobs=part), micro, config)
         share = (micro["weights"] * part_loss).sum()
         share.backward()
         total += share.item()

@@ -11,6 +11,7 @@ from topd.ops.objective import PerToken
 from topd.ops.weighting import group_token_mean
 from topd.ragged import Ragged
 from topd.trainer.batch import flatten
+from topd.types import Forward
 
 RATIOS = torch.tensor([1.45, 0.65, 1.45, 0.65])
 SIGNS = torch.tensor([1.0, -1.0, -1.0, 1.0])
@@ -21,7 +22,7 @@ def loss_at(name: str, clip: float) -> tuple[PerToken, torch.Tensor]:
     old = torch.tensor([-1.0, -2.0, -0.5, -3.0])
     streams = Ragged.of([((4, 5), (6, 7))]).adding(old_logprobs=old, advantages=SIGNS)
     algorithm = algorithms.load(name)
-    return algorithm.objective(old + RATIOS.log(), streams, algorithm.Config(clip=clip))
+    return algorithm.objective(Forward(logprobs=old + RATIOS.log()), streams, algorithm.Config(clip=clip))
 
 
 def having(key: str) -> list[str]:

@@ -9,6 +9,7 @@ import torch
 from tests.fakes import credit_input, scored_groups
 from topd.algorithms import opd, topd
 from topd.trainer.batch import flatten, make_batches
+from topd.types import Forward
 
 GROUP = [[-0.5, -1.0, -0.2], [-0.4, -0.1]]
 TAUGHT = [[-0.3, -2.0, -0.2], [-0.1, -0.6]]
@@ -132,7 +133,7 @@ def test_the_objective_is_the_clipped_surrogate_and_nothing_else():
         [trained] = make_batches(data, flatten(data), credit, **options)
         old, advantages = trained.streams["old_logprobs"], trained.streams["advantages"]
         moved = old + torch.linspace(-0.5, 0.5, len(old))
-        loss, _ = topd.objective(moved, trained.streams, topd.Config())
+        loss, _ = topd.objective(Forward(logprobs=moved), trained.streams, topd.Config())
         pairs = zip(moved.tolist(), old.tolist(), advantages.tolist(), strict=True)
         expected = [-min(math.exp(new - old) * a, min(max(math.exp(new - old), 0.8), 1.2) * a) for new, old, a in pairs]
         assert loss.tolist() == pytest.approx(expected, abs=1e-5)

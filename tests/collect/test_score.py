@@ -1,5 +1,6 @@
 """Two log-probs with two jobs: where sampling is less precise than training, both are recomputed by the trainer's function."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from topd.collect.score import Sampler, score
 from topd.errors import RunStopped
 from topd.rollout.engine import SamplingParams
 from topd.tasks.grading import Grader, Rule
-from topd.teacher.local import LocalTeacher
+from topd.teacher.local import DEFAULT, LocalTeacher
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -52,8 +53,9 @@ def test_scores_that_are_no_log_probs_stop_the_run_before_anything_is_stored(tmp
     groups = parts.engine.generate(list(parts.prompts.prompts[:2]), SamplingParams(n=2, max_tokens=12))
 
     class Broken(LocalTeacher):
-        def score(self, groups, *, on_tokens=lambda n: None):
-            return [tuple(change(part) for part in group) for group in super().score(groups)]
+        def score(self, groups, wanted=DEFAULT, *, on_tokens=lambda n: None):
+            rows = super().score(groups)
+            return [dataclasses.replace(row, tokens={"teacher_logprobs": change(row["teacher_logprobs"])}) for row in rows]
 
     broken = Broken(parts.teacher.model, temperature=1.0, max_tokens=1000)
     with pytest.raises(RunStopped, match=groups[0].prompt.id):

@@ -11,11 +11,13 @@ from torch import Tensor
 from tests.fakes import make_model, make_prompt, plain_logprobs, scored_groups
 from topd.collect.score import Sampler, kept, score
 from topd.errors import RunStopped
+from topd.evidence import Wanted
 from topd.models.language_model import LanguageModel
+from topd.ragged import Ragged
 from topd.rollout.embedded import EmbeddedEngine
 from topd.tasks.grading import Grade, Grader
-from topd.teacher.local import LocalTeacher
-from topd.teacher.teacher import Scores, Unscored
+from topd.teacher.local import DEFAULT, LocalTeacher
+from topd.teacher.teacher import Unscored
 from topd.types import RolloutGroup, ScoredGroup
 
 TEMPERATURE = 0.7
@@ -42,9 +44,13 @@ class SomeTeacher(LocalTeacher):
     def __init__(self, kind: str, lost: Sequence[int] = ()) -> None:
         self.engine_kind, self.lost, self.context_length, self.context_note = kind, lost, None, ""
 
-    def score(self, groups: Sequence[RolloutGroup], *, on_tokens: object = None) -> list[Scores | Unscored]:
-        scores = [tuple(torch.full((len(c),), -0.25) for c in group.completions) for group in groups]
-        return [Unscored("it is away") if i in self.lost else part for i, part in enumerate(scores)]
+    def score(
+        self, groups: Sequence[RolloutGroup], wanted: Wanted = DEFAULT, *, on_tokens: object = None
+    ) -> list[Ragged | Unscored]:
+        rows = [
+            Ragged.of([g.completions]).adding(teacher_logprobs=torch.full((sum(map(len, g.completions)),), -0.25)) for g in groups
+        ]
+        return [Unscored("it is away") if i in self.lost else row for i, row in enumerate(rows)]
 
 
 class NoGrader(Grader):

@@ -3,9 +3,10 @@ import torch
 
 from tests.fakes import EOS, KINDS, VOCAB, make_model, plain_logprobs, ragged_groups
 from topd.models import logprobs as models_logprobs
-from topd.models.logprobs import Tokens, completion_logprobs, microbatches, ranked_logprobs, rows_of, score_groups
+from topd.models.logprobs import Tokens, completion_logprobs, forward, microbatches, ranked_logprobs, rows_of, score_groups
 from topd.models.policy import recompute_layers
 from topd.ops import logprobs as ops_logprobs
+from topd.types import Forward
 
 BATCHES = {
     "even": ((6, (5, 5)), (6, (5, 5))),
@@ -265,3 +266,37 @@ def test_padded_rows_of_the_head_get_no_probability():
     # every entry of the tokenizer as a one-token completion: their probabilities sum to 1, nothing is left for the padding
     every = Tokens(groups[0].prompt_ids, tuple((i,) for i in range(VOCAB)))
     assert completion_logprobs(model, [every]).exp().sum().item() == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("chunk", [None, 3], ids=["one chunk", "chunks"])
+def test_a_forward_pass_gives_any_tokens_log_probs_and_the_whole_distribution(tiny_model, monkeypatch, chunk):
+    """Against one plain pass over prompt and completion; gradients too, where chunks are recomputed."""
+    model, temperature = tiny_model("qwen3-untied"), 0.7
+    if chunk:
+        monkeypatch.setattr("topd.ops.logprobs.CHUNK_ELEMENTS", chunk * model.vocab_size)
+    groups = ragged_groups((4, (7, 3)), (1, (5,)))
+    rows = []
+    for group in groups:
+        for completion in group.completions:
+            logits = model.module(torch.tensor([[*group.prompt_ids, *completion]])).logits.float()[0]
+            rows.append(torch.log_softmax(logits[len(group.prompt_ids) - 1 : -1, : model.vocab_size] / temperature, dim=-1))
+    expected = torch.cat(rows)
+    ids = torch.randint(model.vocab_size, (len(expected), 4), generator=torch.Generator().manual_seed(0))
+    result = forward(model, groups, temperature=temperature)
+
+    def entropy(logprobs, rows):
+        return -(logprobs.exp() * logprobs).sum(-1)
+
+    head = model.module.get_output_embeddings().weight
+    for ours, theirs in (
+        (result.logprobs_of(ids), expected.gather(-1, ids)),
+        (result.over_vocabulary(entropy), entropy(expected, None)),
+    ):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+        gradients = [torch.autograd.grad(x.square().sum(), head, retain_graph=True)[0] for x in (ours, theirs)]
+        torch.testing.assert_close(*gradients, atol=1e-4, rtol=1e-3)
+
+
+def test_log_probs_alone_have_no_vocabulary():
+    with pytest.raises(ValueError, match="without the output head"):
+        Forward(logprobs=torch.zeros(2)).logprobs_of(torch.zeros(2, 1, dtype=torch.long))

@@ -3,6 +3,7 @@
 import dataclasses
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -101,3 +102,37 @@ def test_without_a_teacher_nothing_is_made_up(tmp_path: Path, groups: list[Score
     found = rollouts.read(tmp_path / "step.parquet", [scored.group.prompt for scored in untaught])
     assert not any("teacher_logprobs" in scored.evidence for scored in found)
     assert found[1].evidence["old_logprobs"].tolist() == groups[1].evidence["old_logprobs"].tolist()
+
+
+def with_top(groups: list[ScoredGroup], k: int = 3) -> list[ScoredGroup]:
+    """The groups with the streams of a teacher that gave its k likeliest tokens."""
+
+    def more(scored: ScoredGroup) -> ScoredGroup:
+        numbers = torch.arange(scored.evidence.num_tokens * k).reshape(-1, k)
+        return dataclasses.replace(
+            scored, evidence=scored.evidence.adding(teacher_top_ids=numbers, teacher_top_logprobs=-numbers / 8)
+        )
+
+    return list(map(more, groups))
+
+
+def test_streams_with_k_entries_per_token_are_read_as_written(tmp_path: Path, groups: list[ScoredGroup]) -> None:
+    more, file = with_top(groups), tmp_path / "top.parquet"
+    rollouts.write(file, more, flatten(more), credit_of(more))
+    for row, expected in zip(rollouts.read(file, [scored.group.prompt for scored in more]), more, strict=True):
+        assert row.evidence.tokens.keys() == expected.evidence.tokens.keys()
+        for name, stream in expected.evidence.tokens.items():
+            assert torch.equal(row.evidence[name], stream), name
+            assert row.evidence[name].dtype == stream.dtype
+
+
+def test_lists_of_unequal_k_are_damage(tmp_path: Path, groups: list[ScoredGroup]) -> None:
+    more, file = with_top(groups), tmp_path / "top.parquet"
+    rollouts.write(file, more, flatten(more), credit_of(more))
+    table = pq.read_table(file)
+    cells = table["teacher_top_ids"].to_pylist()
+    cells[0][0] = cells[0][0][:-1]
+    place = table.schema.get_field_index("teacher_top_ids")
+    pq.write_table(table.set_column(place, table.schema.field(place), pa.array(cells, table.schema.field(place).type)), file)
+    with pytest.raises(ConfigError, match=r"damaged: its lists have \[2, 3\] entries"):
+        rollouts.read(file, [scored.group.prompt for scored in more])

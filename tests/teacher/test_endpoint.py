@@ -20,6 +20,7 @@ from topd.endpoint.background import Background
 from topd.endpoint.cache import ScoreCache
 from topd.errors import ConfigError, RunStopped
 from topd.models.logprobs import score_groups
+from topd.ragged import Ragged
 from topd.teacher import endpoint as module
 from topd.teacher.endpoint import EndpointTeacher
 from topd.teacher.teacher import Unscored
@@ -78,7 +79,8 @@ def make(tmp_path):
 
 
 def flat(scores):
-    return torch.cat([part for group in scores for part in group])
+    """The log-probs of groups, whether as evidence or as one tensor per completion."""
+    return torch.cat([group["teacher_logprobs"] if isinstance(group, Ragged) else torch.cat(group) for group in scores])
 
 
 # what is scored
@@ -90,7 +92,7 @@ def test_scores_are_the_models_in_order_and_told_of_as_they_come(make, model, ba
     with proxying(base, dialect) as proxy:
         found = make(proxy.url).score(rollouts(GROUPS), on_tokens=told.append)
     expected = score_groups(model, GROUPS, max_tokens=4096)
-    assert [[len(part) for part in group] for group in found] == [[7, 2, 5], [3, 3], [1]]
+    assert [group.lengths.tolist() for group in found] == [[7, 2, 5], [3, 3], [1]]
     torch.testing.assert_close(flat(found), flat(expected), atol=1e-5, rtol=1e-5)
     assert told == [14, 6, 1]
 
@@ -174,8 +176,8 @@ def test_a_group_that_fails_fails_alone_with_its_reason(make, base):
         first, second, third = teacher.score(rollouts(GROUPS))
     assert isinstance(second, Unscored)
     assert second.reason.endswith("answered 400: not this one")
-    assert [len(part) for part in first] == [7, 2, 5]
-    assert len(third) == 1
+    assert first.lengths.tolist() == [7, 2, 5]
+    assert third.lengths.tolist() == [1]
 
 
 def test_an_interrupted_wait_leaves_nothing_in_flight(make, base):
@@ -310,6 +312,7 @@ def test_every_check_says_what_it_found(tmp_path):
         "vocabulary",
         "end token",
         "context",
+        "evidence",
         "temperature",
         "teacher log-probs",
         "teacher prefixes",

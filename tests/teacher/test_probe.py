@@ -14,11 +14,12 @@ from tests.e2e.tiny import tiny_config
 from topd import config_file
 from topd.assemble import assemble, probe, require
 from topd.errors import ConfigError
+from topd.evidence import Wanted
 from topd.models.load import BUILTIN
 from topd.models.logprobs import score_groups
 from topd.rollout.engine import SamplingParams
 from topd.teacher.fit import check_end_tokens, end_token_map
-from topd.teacher.local import LocalTeacher
+from topd.teacher.local import DEFAULT, LocalTeacher
 from topd.teacher.probe import check_run, check_self_teacher, own_noise
 
 
@@ -39,7 +40,7 @@ def edit_json(path: Path, change) -> None:
 
 def test_the_shipped_pair_passes_every_check(tmp_path: Path) -> None:
     found = checks(tmp_path)
-    fits = ("vocabulary", "end token", "context", "temperature")
+    fits = ("vocabulary", "end token", "context", "evidence", "temperature")
     numbers = ("teacher log-probs", "teacher prefixes", "teacher probabilities", "student as own teacher")
     assert list(found) == [*fits, *numbers, "right answers", "grades of the student", "grades of the teacher"]
     assert all(check.ok for check in found.values())
@@ -166,7 +167,7 @@ def test_noise_of_the_teachers_precision_is_that_of_the_teacher_loaded_so(tmp_pa
     groups = parts.engine.generate(list(parts.prompts.prompts[:2]), SamplingParams(n=2, max_tokens=16))
     own = score_groups(parts.student, groups, max_tokens=4096)
     pairs = zip(own, parts.teacher.score(groups), strict=True)
-    spread = [float((torch.cat(theirs) - torch.cat(mine)).square().mean().sqrt()) for mine, theirs in pairs]
+    spread = [float((theirs["teacher_logprobs"] - torch.cat(mine)).square().mean().sqrt()) for mine, theirs in pairs]
     assert own_noise(parts.config, parts.student, groups, own)[1] == pytest.approx(max(spread), rel=1e-4)
 
 
@@ -197,8 +198,9 @@ def test_wrong_scores_are_noticed(tmp_path: Path) -> None:
             super().__init__(parts.teacher.model, temperature=1.0, max_tokens=1000)
             self.change = change
 
-        def score(self, groups, *, on_tokens=lambda n: None):
-            return [tuple(self.change(part) for part in group) for group in super().score(groups)]
+        def score(self, groups, wanted=DEFAULT, *, on_tokens=lambda n: None):
+            rows = super().score(groups)
+            return [dataclasses.replace(row, tokens={"teacher_logprobs": self.change(row["teacher_logprobs"])}) for row in rows]
 
     for change in (lambda part: part[1:], lambda part: part * float("nan"), lambda part: -part):
         found = check_run(
@@ -209,3 +211,22 @@ def test_wrong_scores_are_noticed(tmp_path: Path) -> None:
             prompts=parts.prompts.prompts,
         )
         assert not {check.name: check for check in found}["teacher log-probs"].ok
+
+
+def test_a_teacher_that_lacks_what_the_algorithm_needs_is_refused_before_it_is_asked(tmp_path: Path) -> None:
+    parts = assemble(config_file.load(tiny_config(tmp_path / "run")))
+
+    class Plain(LocalTeacher):
+        gives = frozenset({"teacher_logprobs"})
+
+        def score(self, groups, wanted=DEFAULT, *, on_tokens=lambda n: None):
+            raise AssertionError("asked")
+
+    wanted = Wanted(streams=frozenset({"teacher_logprobs", "teacher_top_ids"}), top_k=2)
+    teacher = Plain(parts.teacher.model, temperature=1.0, max_tokens=1000)
+    made = check_run(
+        parts.config, student=parts.student, engine=parts.engine, teacher=teacher, wanted=wanted, prompts=parts.prompts.prompts
+    )
+    check = {check.name: check for check in made}["evidence"]
+    assert not check.ok
+    assert "needs teacher_top_ids, which this teacher does not give" in check.detail

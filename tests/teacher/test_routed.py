@@ -73,12 +73,12 @@ def test_scores_come_back_in_the_order_of_the_groups(teacher):
     for group, scores in zip(groups, found, strict=True):
         seed = 1 if group.prompt.domain == "math" else 2
         expected = score_groups(make_model(seed=seed), [group], max_tokens=4096)[0]
-        torch.testing.assert_close(torch.cat(scores), torch.cat(expected), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(scores["teacher_logprobs"], torch.cat(expected), atol=1e-5, rtol=1e-5)
     assert sum(told) == 6 * len(groups)
 
 
 def test_what_one_teacher_cannot_score_stays_in_its_place(teacher):
-    teacher.teachers["b"].score = lambda groups, on_tokens: [Unscored(group.prompt.domain) for group in groups]
+    teacher.teachers["b"].score = lambda groups, wanted, on_tokens: [Unscored(group.prompt.domain) for group in groups]
     found = teacher.score(groups_of(DOMAINS))
     assert [scores.reason if isinstance(scores, Unscored) else None for scores in found] == ["code", None, "code", "prose", None]
 
@@ -87,7 +87,7 @@ def test_every_teacher_is_told_of_its_groups_before_the_first_is_waited_for(teac
     told = []
     for name, each in teacher.teachers.items():
         each.prefetch = lambda groups, name=name: told.append((name, [group.prompt.domain for group in groups]))
-        each.score = lambda groups, on_tokens, name=name: told.append(name) or [()] * len(groups)
+        each.score = lambda groups, wanted, on_tokens, name=name: told.append(name) or [Unscored("")] * len(groups)
     teacher.score(groups_of(DOMAINS))
     assert told == [("b", ["code", "code", "prose"]), ("a", ["math", "math"]), "b", "a"]
 
@@ -106,6 +106,9 @@ def test_the_engine_samples_every_prompt_from_the_teacher_of_its_domain(teacher)
 def test_what_holds_for_all_is_what_the_weakest_says(teacher):
     a, b = teacher.teachers.values()
     a.context_length, b.context_length = None, 99
+    assert teacher.gives == a.gives
+    b.gives = frozenset({"teacher_logprobs"})
+    assert teacher.gives == b.gives
     assert teacher.context_length == 99
     a.context_length = 100
     assert teacher.context_length == 99

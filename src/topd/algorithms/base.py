@@ -1,17 +1,16 @@
 """What a module in this package provides. A new algorithm is one such file and one TOML; tests find it by itself."""
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from topd.config import AlgorithmConfig
+from topd.errors import ConfigError
+from topd.evidence import EVIDENCE, PROMPT_FIELDS, Wanted, of_teacher
 from topd.ragged import Ragged
-from topd.types import Credit
-
-Need = Literal["teacher_logprobs", "answers", "demonstrations"]
-"""What must be there: a teacher, problems with right answers, or demonstrations, which replace sampling."""
+from topd.types import Credit, Forward
 
 
 @runtime_checkable
@@ -25,18 +24,19 @@ class Weighting(Protocol):
 class Algorithm(Protocol):
     """The protocol, satisfied by a module. `credit` and `objective` are pure and receive the module's own `Config`."""
 
-    NEEDS: frozenset[Need]
+    NEEDS: frozenset[str]
+    """Streams of evidence.EVIDENCE that credit reads, and keys of PROMPT_FIELDS. "demonstrations" replace sampling."""
     WEIGHTING: Weighting
     Config: type[AlgorithmConfig]
 
     def credit(self, evidence: Ragged, config: Any) -> Credit:
-        """From the evidence of a whole rollout batch (types.EVIDENCE) to per-token advantages. No gradient."""
+        """From the evidence of a whole rollout batch (evidence.py) to per-token advantages. No gradient."""
         ...
 
-    def objective(self, logprobs: Float[Tensor, " token"], batch: Ragged, config: Any) -> tuple[Float[Tensor, " token"], Tensor]:
+    def objective(self, forward: Forward, batch: Ragged, config: Any) -> tuple[Float[Tensor, " token"], Tensor]:
         """`batch`: the evidence of some completions, with their `advantages`.
 
-        Per-token loss (unreduced, gradient through `logprobs` only), and a boolean per token: without gradient by a clip."""
+        Per-token loss (unreduced, gradient through `forward` only), and a boolean per token: without gradient by a clip."""
         ...
 
 
@@ -47,6 +47,12 @@ class Method:
     algorithm: Algorithm
     config: AlgorithmConfig
 
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a need that stands in no table."""
+        if unknown := sorted(self.algorithm.NEEDS - EVIDENCE.keys() - PROMPT_FIELDS.keys()):
+            known = ", ".join([*EVIDENCE, *PROMPT_FIELDS])
+            raise ConfigError(f'algorithm.type = "{self.name}" needs {unknown[0]!r}, which is none of {known}.')
+
     @property
     def name(self) -> str:
         return self.config.type
@@ -56,9 +62,14 @@ class Method:
         return self.algorithm.WEIGHTING
 
     @property
+    def wanted(self) -> Wanted:
+        """Streams that a teacher must give."""
+        return Wanted(streams=of_teacher(self.algorithm.NEEDS), top_k=self.config.teacher_top_k)
+
+    @property
     def asks_teacher(self) -> bool:
-        """Whether credit is made of a teacher's log-probs."""
-        return "teacher_logprobs" in self.algorithm.NEEDS
+        """Whether credit is made of anything that a teacher gives."""
+        return bool(self.wanted.streams)
 
     @property
     def samples(self) -> bool:
@@ -68,13 +79,12 @@ class Method:
     @property
     def learns_from(self) -> tuple[str, ...]:
         """Fields of a `Prompt` that it cannot do without."""
-        fields = {"answers": "answer", "demonstrations": "demonstration"}
-        return tuple(field for need, field in fields.items() if need in self.algorithm.NEEDS)
+        return tuple(field for need, field in PROMPT_FIELDS.items() if need in self.algorithm.NEEDS)
 
     def credit(self, evidence: Ragged) -> Credit:
         """See `Algorithm.credit`."""
         return self.algorithm.credit(evidence, self.config)
 
-    def objective(self, logprobs: Float[Tensor, " token"], batch: Ragged) -> tuple[Float[Tensor, " token"], Tensor]:
+    def objective(self, forward: Forward, batch: Ragged) -> tuple[Float[Tensor, " token"], Tensor]:
         """See `Algorithm.objective`."""
-        return self.algorithm.objective(logprobs, batch, self.config)
+        return self.algorithm.objective(forward, batch, self.config)

@@ -18,7 +18,7 @@ from topd.ops.advantage import normalize_over_rollouts
 from topd.ops.objective import clipped_surrogate, is_clipped
 from topd.ops.weighting import rollout_mean
 from topd.ragged import Ragged
-from topd.types import Credit
+from topd.types import Credit, Forward
 
 NEEDS = frozenset({"answers"})
 WEIGHTING = rollout_mean
@@ -44,7 +44,7 @@ def credit(evidence: Ragged, config: Config) -> Credit:
     )
 
 
-def objective(logprobs: Float[Tensor, " token"], batch: Ragged, config: Config) -> tuple[Float[Tensor, " token"], Tensor]:
-    log_ratio = logprobs - batch["old_logprobs"].detach()
+def objective(forward: Forward, batch: Ragged, config: Config) -> tuple[Float[Tensor, " token"], Tensor]:
+    log_ratio = forward.logprobs - batch["old_logprobs"].detach()
     loss = clipped_surrogate(log_ratio, batch["advantages"], clip_low=config.clip, clip_high=config.clip)
     return loss, is_clipped(log_ratio.detach(), batch["advantages"], clip_low=config.clip, clip_high=config.clip)

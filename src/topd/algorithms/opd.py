@@ -17,7 +17,7 @@ from topd.config import AlgorithmConfig
 from topd.ops.objective import clipped_surrogate, is_clipped
 from topd.ops.weighting import token_mean
 from topd.ragged import Ragged
-from topd.types import Credit
+from topd.types import Credit, Forward
 
 NEEDS = frozenset({"teacher_logprobs"})
 WEIGHTING = token_mean
@@ -33,7 +33,7 @@ def credit(evidence: Ragged, config: Config) -> Credit:
     return Credit(advantages=log_ratio, token_rewards=log_ratio, returns=log_ratio)
 
 
-def objective(logprobs: Float[Tensor, " token"], batch: Ragged, config: Config) -> tuple[Float[Tensor, " token"], Tensor]:
-    log_ratio = logprobs - batch["old_logprobs"].detach()
+def objective(forward: Forward, batch: Ragged, config: Config) -> tuple[Float[Tensor, " token"], Tensor]:
+    log_ratio = forward.logprobs - batch["old_logprobs"].detach()
     loss = clipped_surrogate(log_ratio, batch["advantages"], clip_low=config.clip, clip_high=config.clip)
     return loss, is_clipped(log_ratio.detach(), batch["advantages"], clip_low=config.clip, clip_high=config.clip)

@@ -13,7 +13,7 @@ from topd.config import AlgorithmConfig
 from topd.ops.objective import negative_log_likelihood
 from topd.ops.weighting import token_mean
 from topd.ragged import Ragged
-from topd.types import Credit
+from topd.types import Credit, Forward
 
 NEEDS = frozenset({"demonstrations"})
 WEIGHTING = token_mean
@@ -30,5 +30,5 @@ def credit(evidence: Ragged, config: Config) -> Credit:
     return Credit(advantages=ones, token_rewards=zeros, returns=zeros)
 
 
-def objective(logprobs: Float[Tensor, " token"], batch: Ragged, config: Config) -> tuple[Float[Tensor, " token"], Tensor]:
-    return negative_log_likelihood(logprobs), torch.zeros_like(logprobs, dtype=torch.bool)
+def objective(forward: Forward, batch: Ragged, config: Config) -> tuple[Float[Tensor, " token"], Tensor]:
+    return negative_log_likelihood(forward.logprobs), torch.zeros_like(forward.logprobs, dtype=torch.bool)

@@ -42,7 +42,7 @@ from topd.ops.proximal import (
 from topd.ops.returns import discounted, immediate, immediate_plus_mean_future
 from topd.ops.weighting import group_token_mean, tokens_per_group
 from topd.ragged import Ragged
-from topd.types import Credit
+from topd.types import Credit, Forward
 
 NEEDS = frozenset({"teacher_logprobs"})
 WEIGHTING = group_token_mean
@@ -115,8 +115,8 @@ def credit(evidence: Ragged, config: Config) -> Credit:
     return Credit(advantages=advantages, token_rewards=rewards, returns=returns)
 
 
-def objective(logprobs: Float[Tensor, " token"], batch: Ragged, config: Config) -> tuple[Float[Tensor, " token"], Tensor]:
-    log_ratio = logprobs - batch["old_logprobs"].detach()
+def objective(forward: Forward, batch: Ragged, config: Config) -> tuple[Float[Tensor, " token"], Tensor]:
+    log_ratio = forward.logprobs - batch["old_logprobs"].detach()
     loss = clipped_surrogate(log_ratio, batch["advantages"], clip_low=config.clip, clip_high=config.clip)
     return loss, is_clipped(log_ratio.detach(), batch["advantages"], clip_low=config.clip, clip_high=config.clip)
 

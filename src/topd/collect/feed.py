@@ -109,6 +109,7 @@ class Feed:
                 groups,
                 grader=self.parts.grader,
                 teacher=self.parts.teacher if self.parts.asks_teacher else None,
+                wanted=self.parts.method.wanted,
                 sampler=self._sampler() if self.parts.method.samples else None,
                 on_tokens=on_tokens,
             )

@@ -15,13 +15,15 @@ import torch
 from torch import Tensor
 
 from topd.errors import RunStopped
+from topd.evidence import Wanted
 from topd.models.language_model import LanguageModel
 from topd.models.logprobs import score_groups
 from topd.ragged import Ragged
 from topd.rollout.engine import Engine
 from topd.tasks.answers import in_context
 from topd.tasks.grading import Grade, Grader
-from topd.teacher.teacher import Scores, Teacher, Unscored, broken_scores
+from topd.teacher.local import DEFAULT
+from topd.teacher.teacher import Teacher, Unscored, broken_scores
 from topd.types import RolloutGroup, ScoredGroup
 
 
@@ -72,6 +74,7 @@ def score(
     *,
     grader: Grader,
     teacher: Teacher | None,
+    wanted: Wanted = DEFAULT,
     sampler: Sampler | None,
     on_tokens: Callable[[int], None] = lambda num_tokens: None,
 ) -> list[ScoredGroup | Unscored]:
@@ -85,8 +88,8 @@ def score(
         for group in groups
     ]
     own = sampler.ratio_logprobs(groups) if sampler is not None else map(_sampled, groups)
-    taught: Sequence[Scores | Unscored | None]
-    taught = [None] * len(groups) if teacher is None else teacher.score(groups, on_tokens=on_tokens)
+    taught: Sequence[Ragged | Unscored | None]
+    taught = [None] * len(groups) if teacher is None else teacher.score(groups, wanted, on_tokens=on_tokens)
     same_noise = {teacher and teacher.engine_kind, sampler and sampler.engine.kind} == {"vllm"}
     scored: list[ScoredGroup | Unscored] = []
     for group, old, scores, grades in zip(groups, own, taught, graded, strict=True):
@@ -96,7 +99,8 @@ def score(
         if isinstance(old, Unscored):
             scored.append(old)
             continue
-        _check_scores(group, scores)
+        if scores is not None:
+            _check_scores(group, scores)
         behaviour = _sampled(group) if same_noise else old
         scored.append(_scored(group, old, behaviour, scores, [grade.result() for grade in grades]))
     return scored
@@ -155,12 +159,12 @@ def _too_old(sampled: tuple[Tensor, ...], current: tuple[Tensor, ...], bound: fl
     )
 
 
-def _check_scores(group: RolloutGroup, scores: Scores | None) -> None:
+def _check_scores(group: RolloutGroup, scores: Ragged) -> None:
     """Raise RunStopped, before anything is stored, for broken scores."""
-    broken = None if scores is None else broken_scores(group, scores)
+    broken = broken_scores(group, scores)
     if broken is not None:
         raise RunStopped(
-            f"the teacher's scores of prompt {group.prompt.id} are no log-probs ({broken}). Nothing of this step was stored. "
+            f"the teacher returned invalid log-probs for prompt {group.prompt.id} ({broken}). Nothing of this step was stored. "
             "Look at the teacher with `topd probe`, then run the same command with --run.resume true."
         )
 
@@ -169,15 +173,15 @@ def _scored(
     group: RolloutGroup,
     old: tuple[Tensor, ...],
     behaviour: tuple[Tensor, ...],
-    from_teacher: tuple[Tensor, ...] | None,
+    from_teacher: Ragged | None,
     grades: Sequence[Grade],
 ) -> ScoredGroup:
-    streams = {"behaviour_logprobs": behaviour, "old_logprobs": old, "teacher_logprobs": from_teacher}
+    own = Ragged.of([group.completions]) if from_teacher is None else from_teacher
     return ScoredGroup(
         group=group,
         evidence=replace(
-            Ragged.of([group.completions]),
-            tokens={name: torch.cat(parts) for name, parts in streams.items() if parts is not None},
+            own,
+            tokens={"behaviour_logprobs": torch.cat(behaviour), "old_logprobs": torch.cat(old), **own.tokens},
             rollouts={"rewards": torch.tensor([grade.grade for grade in grades])},
         ),
         num_grader_errors=sum(grade.error is not None for grade in grades),

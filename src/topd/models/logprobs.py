@@ -17,8 +17,9 @@ from transformers.cache_utils import Cache
 from topd.errors import ConfigError
 from topd.models.language_model import LanguageModel
 from topd.models.prefix import reading, recording
-from topd.ops.logprobs import CHUNK_ELEMENTS, chunked_token_logprobs
+from topd.ops.logprobs import CHUNK_ELEMENTS, chunked_over_vocabulary, chunked_token_logprobs
 from topd.ragged import Rows
+from topd.types import Forward, OverVocabulary
 
 SLACK = 1e-4
 """A log-prob may exceed 0 by rounding."""
@@ -68,19 +69,38 @@ def completion_logprobs(
     are divided by `temperature`. `targets` replaces the tokens that are looked up (same shape), not those that are fed.
     Prompts and completions must have at least one token. Why two passes: docs/decisions/0001-shared-prefix.md.
     """
+    return forward(model, groups, temperature=temperature, targets=targets).logprobs
+
+
+def forward(
+    model: LanguageModel,
+    groups: Sequence[TokenGroup],
+    *,
+    temperature: float = 1.0,
+    targets: Sequence[TokenGroup] | None = None,
+) -> Forward:
+    """`completion_logprobs`, with access to the rest of the vocabulary at every token."""
     targets = groups if targets is None else targets
     completions = [completion for group in groups for completion in group.completions]
     wanted = [token for group in targets for completion in group.completions for token in completion]
     with model.autocast():
         prompts = run_prompts(model, [group.prompt_ids for group in groups])
         hidden = _completion_hidden(model, groups, completions, prompts)
-        return chunked_token_logprobs(
+        logprobs = chunked_token_logprobs(
             hidden,
             torch.tensor(wanted, device=model.device),
             model.output_head(),
             vocab_size=model.vocab_size,
             temperature=temperature,
         )
+
+    def over_vocabulary(function: OverVocabulary) -> Tensor:
+        with model.autocast():
+            return chunked_over_vocabulary(
+                hidden, function, model.output_head(), vocab_size=model.vocab_size, temperature=temperature
+            )
+
+    return Forward(logprobs=logprobs, over_vocabulary=over_vocabulary)
 
 
 @dataclass(frozen=True, slots=True)

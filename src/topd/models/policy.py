@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
@@ -18,7 +17,8 @@ from transformers import PreTrainedModel
 from topd.config import TrainerConfig
 from topd.errors import ConfigError
 from topd.models.language_model import LanguageModel
-from topd.models.logprobs import TokenGroup, completion_logprobs
+from topd.models.logprobs import TokenGroup, forward
+from topd.types import Forward
 
 
 class Policy(nn.Module):
@@ -35,9 +35,9 @@ class Policy(nn.Module):
             recompute_layers(model)
         self.optimizer = _make_optimizer(self.trainable(), config)
 
-    def forward(self, groups: Sequence[TokenGroup], *, temperature: float) -> Float[Tensor, " token"]:
+    def forward(self, groups: Sequence[TokenGroup], *, temperature: float) -> Forward:
         """Log-prob of every completion token, as `models/logprobs.py` gives it; gradient flows to the trainable weights."""
-        return completion_logprobs(self.model, groups, temperature=temperature)
+        return forward(self.model, groups, temperature=temperature)
 
     def trainable(self) -> dict[str, Tensor]:
         """The weights that training changes, by name."""

@@ -70,3 +70,28 @@ def chunked_token_logprobs(
         return chunk_logprobs(hidden, token_ids)
     chunks = zip(hidden.split(rows), token_ids.split(rows), strict=True)
     return torch.cat([checkpoint(chunk_logprobs, h, ids, use_reentrant=False, preserve_rng_state=False) for h, ids in chunks])
+
+
+def chunked_over_vocabulary(
+    hidden: Float[Tensor, "token hidden"],
+    function: Callable[[Float[Tensor, "chunk vocab"], slice], Tensor],
+    to_logits: ToLogits,
+    *,
+    vocab_size: int,
+    temperature: float = 1.0,
+) -> Tensor:
+    """`function` of the log-probs of the whole vocabulary, chunk by chunk: [token, ...], whatever `function` keeps per token.
+
+    It receives log_softmax(to_logits(hidden) / temperature) in nats and float32, and the slice of tokens. Gradient flows to
+    `hidden`, the head and what `function` uses. Memory as for `chunked_token_logprobs`; one chunk alone is not recomputed.
+    """
+
+    def chunk(hidden_chunk: Tensor, start: int) -> Tensor:
+        logprobs = torch.log_softmax(to_logits(hidden_chunk).float() / temperature, dim=-1)
+        return function(logprobs, slice(start, start + len(hidden_chunk)))
+
+    rows = max(1, CHUNK_ELEMENTS // vocab_size)
+    if len(hidden) <= rows:
+        return chunk(hidden, 0)
+    parts = enumerate(hidden.split(rows))
+    return torch.cat([checkpoint(chunk, h, i * rows, use_reentrant=False, preserve_rng_state=False) for i, h in parts])

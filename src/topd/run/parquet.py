@@ -14,13 +14,18 @@ UNREADABLE = (OSError, pa.ArrowException, KeyError, ValueError, TypeError, Attri
 """Exceptions raised by a table that is damaged or has another schema."""
 
 
-def read(path: Path, schema: pa.Schema | None = None) -> pa.Table:
-    """All columns, or those of `schema` in its types. Raises one of UNREADABLE if the file or a column is missing or damaged."""
+def read(path: Path, schema: pa.Schema | None = None, optional: pa.Schema | None = None) -> pa.Table:
+    """All columns, or those of `schema` (and those of `optional` that are there) in their types.
+
+    Raises one of UNREADABLE for what is no file, damaged or lacks a column of `schema`.
+    """
     if not path.is_file():
         raise OSError(f"{path.name} is not a file")
     with pa.OSFile(os.fsencode(path)) as file, pq.ParquetFile(file, pre_buffer=False) as parquet:
+        present = parquet.schema_arrow.names
         if schema is None:
             return parquet.read(use_threads=False)
-        if lacking := [name for name in schema.names if name not in parquet.schema_arrow.names]:
+        if lacking := [name for name in schema.names if name not in present]:
             raise ValueError(f"there is no column {lacking[0]}")
+        schema = pa.schema([*schema, *(field for field in optional or () if field.name in present)])
         return parquet.read(schema.names, use_threads=False).select(schema.names).cast(schema)

@@ -8,18 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
 from topd.errors import ConfigError, first_line
+from topd.evidence import EVIDENCE
 from topd.ragged import Ragged
 from topd.run import parquet
 from topd.run.files import Note, replacing
 from topd.types import Credit, Prompt, Rollout, RolloutGroup, ScoredGroup, StepReport, TrainBatch
 
 _LOGPROBS = pa.list_(pa.float32())
-_EVIDENCE = ("behaviour_logprobs", "old_logprobs", "teacher_logprobs")
 _CREDIT = ("token_rewards", "returns", "advantages")
 SCHEMA = pa.schema(
     [
@@ -43,6 +44,15 @@ SCHEMA = pa.schema(
         ("advantages", _LOGPROBS),
     ]
 )
+_TYPES = {"token": _LOGPROBS, "token k": pa.list_(_LOGPROBS)}
+MORE = pa.schema(
+    [
+        (name, pa.list_(pa.list_(pa.int32())) if stream.integer else _TYPES[stream.axes])
+        for name, stream in EVIDENCE.items()
+        if stream.axes != "rollout" and name not in SCHEMA.names
+    ]
+)
+"""Streams of the table of evidence that are stored where an algorithm asks for them."""
 UPDATES_SCHEMA = pa.schema(
     [
         ("prompt_id", pa.string()),
@@ -59,12 +69,13 @@ def write(path: Path, groups: Sequence[ScoredGroup], evidence: Ragged, credit: C
     credited = evidence.adding(**{name: getattr(credit, name) for name in _CREDIT})
     streams = {name: iter(credited.by_rollout(name)) for name in credited.tokens}
     rows = [
-        {**_row(scored, i), **{name: next(parts).numpy() for name, parts in streams.items()}}
+        {**_row(scored, i), **{name: _cell(next(parts)) for name, parts in streams.items()}}
         for scored in groups
         for i in range(len(scored.group.rollouts))
     ]
+    schema = pa.schema([*SCHEMA, *(field for field in MORE if field.name in evidence)])
     with replacing(path, note) as partial:
-        pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), partial, compression="zstd")
+        pq.write_table(pa.Table.from_pylist(rows, schema=schema), partial, compression="zstd")
 
 
 def write_updates(
@@ -95,9 +106,9 @@ def read(path: Path, prompts: Sequence[Prompt], reason: str = "") -> list[Scored
     try:
         if reason:
             raise ValueError(reason)
-        table = parquet.read(path, SCHEMA)
-        ragged = {field.name for field in SCHEMA if pa.types.is_list(field.type)}
-        columns = {name: _ragged(table[name]) if name in ragged else table[name].to_pylist() for name in SCHEMA.names}
+        table = parquet.read(path, SCHEMA, optional=MORE)
+        ragged = {field.name for field in table.schema if pa.types.is_list(field.type)}
+        columns = {name: _ragged(table[name]) if name in ragged else table[name].to_pylist() for name in table.schema.names}
         _check(columns)
     except parquet.UNREADABLE as error:
         raise ConfigError(
@@ -111,6 +122,15 @@ def read(path: Path, prompts: Sequence[Prompt], reason: str = "") -> list[Scored
     if not rows_of or any(of_step.get(prompt_id) != token_ids.tolist() for prompt_id, token_ids in asked):
         raise ConfigError(f"{path} does not hold this step's prompts. Delete it: the step is then sampled again.")
     return [_group(prompt, columns, rows_of[prompt.id]) for prompt in prompts if prompt.id in rows_of]
+
+
+def _cell(stream: torch.Tensor) -> Any:
+    """A completion's stream as Arrow takes it."""
+    return stream.numpy() if stream.ndim == 1 else list(stream.numpy())
+
+
+def _stream(name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat(list(parts)).long() if EVIDENCE[name].integer else torch.cat(list(parts))
 
 
 def _check(columns: Mapping[str, list[Any]]) -> None:
@@ -130,11 +150,21 @@ def _check(columns: Mapping[str, list[Any]]) -> None:
 
 
 def _ragged(column: pa.ChunkedArray) -> list[torch.Tensor | None]:
-    """One tensor per row, sharing one buffer; None where the row is null. Raises ValueError for a null within a row."""
+    """One tensor per row, sharing one buffer; None where the row is null. Raises ValueError for a null within a row.
+
+    Lists of lists become [token, k]: all must have the same k.
+    """
     array = column.combine_chunks()
     if array.values.null_count:
         raise ValueError(f"{array.values.null_count} numbers are null")
-    values = torch.from_numpy(array.values.to_numpy(zero_copy_only=False).copy())
+    inner = array.values
+    if pa.types.is_list(inner.type):
+        widths = set(np.diff(inner.offsets.to_numpy()).tolist())
+        if len(widths) != 1 or inner.values.null_count:
+            raise ValueError(f"its lists have {sorted(widths)} entries, some of them null" if widths else "it is empty")
+        values = torch.from_numpy(inner.values.to_numpy(zero_copy_only=False).copy()).reshape(-1, widths.pop())
+    else:
+        values = torch.from_numpy(inner.to_numpy(zero_copy_only=False).copy())
     starts = array.offsets.to_numpy().tolist()
     valid = array.is_valid().to_pylist()
     return [values[a:b] if ok else None for ok, a, b in zip(valid, starts[:-1], starts[1:], strict=True)]
@@ -171,7 +201,7 @@ def _group(prompt: Prompt, columns: Mapping[str, list[Any]], rows: Sequence[int]
         group=RolloutGroup(prompt=prompt, rollouts=rollouts, policy_version=of("policy_version")[0]),
         evidence=replace(
             Ragged.of([[rollout.token_ids for rollout in rollouts]]),
-            tokens={name: torch.cat(of(name)) for name in _EVIDENCE if of(name)[0] is not None},
+            tokens={name: _stream(name, of(name)) for name in EVIDENCE if name in columns and of(name)[0] is not None},
             rollouts={"rewards": torch.tensor(of("reward"))},
         ),
         num_grader_errors=of("num_grader_errors")[0],

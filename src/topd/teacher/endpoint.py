@@ -19,14 +19,16 @@ from topd.endpoint.meeting import Meeting
 from topd.endpoint.replica import Request
 from topd.endpoint.served import CANARY_TOLERANCE, ServedModel
 from topd.errors import ConfigError, RunStopped, first_line
+from topd.evidence import Wanted
 from topd.models.language_model import LanguageModel
 from topd.models.load import end_tokens, place
 from topd.models.logprobs import TokenGroup, Tokens
 from topd.models.proof import distance, make_canary
+from topd.ragged import Ragged
 from topd.rollout.served import ServedEngine
 from topd.teacher.fit import check_decoding, check_end_tokens, check_tokenizer, end_token_map
-from topd.teacher.local import mapped
-from topd.teacher.teacher import Check, Scores, Unscored
+from topd.teacher.local import DEFAULT, mapped
+from topd.teacher.teacher import Check, Scores, Unscored, scored
 from topd.types import RolloutGroup
 
 MAX_REQUEST_TOKENS = 131_072
@@ -37,6 +39,7 @@ class EndpointTeacher:
     """Connects at once. Raises ConfigError if no server can be used, or they are not one model."""
 
     context_note = ""
+    gives = frozenset({"teacher_logprobs"})
 
     def __init__(
         self,
@@ -209,24 +212,28 @@ class EndpointTeacher:
                 self._pending[tokens] = self.background.submit(self._score(tokens))
 
     def score(
-        self, groups: Sequence[RolloutGroup], *, on_tokens: Callable[[int], None] = lambda num_tokens: None
-    ) -> list[Scores | Unscored]:
+        self,
+        groups: Sequence[RolloutGroup],
+        wanted: Wanted = DEFAULT,
+        *,
+        on_tokens: Callable[[int], None] = lambda num_tokens: None,
+    ) -> list[Ragged | Unscored]:
         self.prefetch(groups)
         pending, self._pending = self._pending, {}
         try:
-            found: list[Scores | Unscored] = []
+            rows: list[Ragged | Unscored] = []
             for group in groups:
                 tokens = Tokens(group.prompt_ids, mapped(group.completions, self.map_eos))
-                found.append(self._result(pending[tokens]))
+                rows.append(self._result(group, pending[tokens]))
                 on_tokens(sum(map(len, group.completions)))
-            return found
+            return rows
         finally:
             for future in pending.values():
                 future.cancel()
 
-    def _result(self, future: "Future[list[Tensor]]") -> Scores | Unscored:
+    def _result(self, group: RolloutGroup, future: "Future[list[Tensor]]") -> Ragged | Unscored:
         try:
-            return tuple(future.result())
+            return scored(group, teacher_logprobs=future.result())
         except Forbidden as fault:
             raise RunStopped(self.served.forbidden(fault)) from fault
         except (Fault, CancelledError) as fault:

@@ -2,12 +2,18 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+from torch import Tensor
+
+from topd.evidence import Wanted
 from topd.models.language_model import LanguageModel
-from topd.models.logprobs import TokenGroup, Tokens, score_groups
+from topd.models.logprobs import TokenGroup, Tokens, ranked_logprobs, score_groups
+from topd.ragged import Ragged
 from topd.rollout.embedded import EmbeddedEngine
 from topd.teacher.fit import check_end_tokens, check_vocabulary
-from topd.teacher.teacher import Check, Scores, Unscored
+from topd.teacher.teacher import Check, Scores, Unscored, scored
 from topd.types import RolloutGroup
+
+DEFAULT = Wanted()
 
 
 class LocalTeacher:
@@ -18,6 +24,7 @@ class LocalTeacher:
     """
 
     honours_temperature = True
+    gives = frozenset({"teacher_logprobs", "teacher_top_ids", "teacher_top_logprobs"})
     engine_kind = "embedded"
 
     def __init__(
@@ -47,11 +54,15 @@ class LocalTeacher:
         """No-op: the processor is busy sampling."""
 
     def score(
-        self, groups: Sequence[RolloutGroup], *, on_tokens: Callable[[int], None] = lambda num_tokens: None
-    ) -> list[Scores | Unscored]:
+        self,
+        groups: Sequence[RolloutGroup],
+        wanted: Wanted = DEFAULT,
+        *,
+        on_tokens: Callable[[int], None] = lambda num_tokens: None,
+    ) -> list[Ragged | Unscored]:
         targets = [Tokens(group.prompt_ids, mapped(group.completions, self.map_eos)) for group in groups]
-        return list(
-            score_groups(
+        if not wanted.top_k:
+            logprobs = score_groups(
                 self.model,
                 groups,
                 max_tokens=self.max_tokens,
@@ -59,7 +70,24 @@ class LocalTeacher:
                 targets=targets,
                 on_tokens=on_tokens,
             )
+            return [scored(group, teacher_logprobs=parts) for group, parts in zip(groups, logprobs, strict=True)]
+        ranked = ranked_logprobs(  # a completion's last token is looked up and never fed, so the mapped ones serve as input
+            self.model,
+            targets,
+            max_tokens=self.max_tokens,
+            top_k=wanted.top_k,
+            temperature=self.temperature,
+            on_tokens=on_tokens,
         )
+        return [
+            scored(
+                group,
+                teacher_logprobs=[row.logprobs for row in rows],
+                teacher_top_ids=[exchanged(row.top_ids, self.map_eos) for row in rows],
+                teacher_top_logprobs=[row.top_logprobs for row in rows],
+            )
+            for group, rows in zip(groups, ranked, strict=True)
+        ]
 
     def log_probs(self, groups: Sequence[TokenGroup], *, temperature: float | None = None) -> list[Scores]:
         temperature = self.temperature if temperature is None else temperature
@@ -75,3 +103,11 @@ class LocalTeacher:
 def mapped(completions: Sequence[tuple[int, ...]], map_eos: Mapping[int, int]) -> tuple[tuple[int, ...], ...]:
     """Completions whose last token is replaced according to `map_eos`."""
     return tuple((*completion[:-1], map_eos.get(completion[-1], completion[-1])) for completion in completions)
+
+
+def exchanged(token_ids: Tensor, map_eos: Mapping[int, int]) -> Tensor:
+    """The teacher's ids as the student's: each pair of end tokens of `map_eos` changes places."""
+    result = token_ids.clone()
+    for ours, theirs in map_eos.items():
+        result[token_ids == theirs], result[token_ids == ours] = ours, theirs
+    return result

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from topd.config import AlgorithmConfig, Config
 from topd.errors import RunStopped
+from topd.evidence import Wanted
 from topd.models.language_model import LanguageModel
 from topd.models.logprobs import score_groups
 from topd.models.policy import frozen_copy
@@ -19,7 +20,7 @@ from topd.ops.proximal import proximal_reward
 from topd.ops.returns import immediate_plus_mean_future
 from topd.rollout.engine import Engine, SamplingParams
 from topd.teacher.endpoint import EndpointTeacher
-from topd.teacher.local import LocalTeacher
+from topd.teacher.local import DEFAULT, LocalTeacher
 from topd.teacher.probe_numbers import check_numbers
 from topd.teacher.probe_weights import check_weights
 from topd.teacher.routed import RoutedTeacher
@@ -41,6 +42,7 @@ def check_run(
     student: LanguageModel,
     engine: Engine,
     teacher: OneTeacher | RoutedTeacher | None,
+    wanted: Wanted = DEFAULT,
     prompts: Sequence[Prompt],
     evaluated: Sequence[Prompt] = (),
 ) -> Iterator[Check]:
@@ -58,6 +60,9 @@ def check_run(
     if evaluated and engine.kind != "embedded":
         yield _check_context("context of evaluations", key, evaluated, limit, room)
     if teacher is not None:
+        yield (evidence := _check_evidence(teacher, wanted))
+        if not evidence.ok:
+            return
         yield _check_temperature(config.rollout.temperature, teacher.honours_temperature)
     try:
         engine.load_weights(engine.policy_version)
@@ -75,7 +80,7 @@ def check_run(
     )
     groups = engine.generate(probe_prompts(prompts), params)
     if teacher is not None:
-        yield _check_scores(teacher, groups)
+        yield _check_scores(teacher, groups, wanted)
         yield from _check_numbers(teacher, student, groups)
     yield check_self_teacher(config, student, groups, asked=teacher is not None)
 
@@ -107,9 +112,18 @@ def _check_temperature(temperature: float, honoured: bool) -> Check:
     )
 
 
-def _check_scores(teacher: Teacher, groups: Sequence[RolloutGroup]) -> Check:
+def _check_evidence(teacher: Teacher, wanted: Wanted) -> Check:
+    """Whether the teacher gives all that the algorithm asks for."""
+    lacking = ", ".join(sorted(wanted.streams - teacher.gives))
+    detail = f"the teacher gives {', '.join(sorted(wanted.streams & teacher.gives))}"
+    if lacking:
+        detail = f"the algorithm needs {lacking}, which this teacher does not give. Load the teacher here (without base_url)."
+    return Check(name="evidence", ok=not lacking, detail=detail)
+
+
+def _check_scores(teacher: Teacher, groups: Sequence[RolloutGroup], wanted: Wanted) -> Check:
     name = "teacher log-probs"
-    for group, scores in zip(groups, teacher.score(groups), strict=True):
+    for group, scores in zip(groups, teacher.score(groups, wanted), strict=True):
         broken = scores.reason if isinstance(scores, Unscored) else broken_scores(group, scores)
         if broken is not None:
             return Check(name=name, ok=False, detail=broken)
@@ -175,7 +189,7 @@ def own_noise(
     parts, spreads, stds = [], [], []
     for group, mine, theirs in zip(groups, own, scores, strict=True):
         assert not isinstance(theirs, Unscored), "a local teacher scores all"
-        log_ratio = torch.cat(theirs) - torch.cat(mine)
+        log_ratio = theirs["teacher_logprobs"] - torch.cat(mine)
         lengths = torch.tensor([len(completion) for completion in group.completions])
         returns = immediate_plus_mean_future(proximal_reward(log_ratio, alpha=alpha), lengths)
         parts.append(log_ratio.abs())

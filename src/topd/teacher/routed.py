@@ -2,13 +2,16 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TypeVar
 
 from topd.errors import ConfigError
+from topd.evidence import Wanted
 from topd.models.language_model import LanguageModel
+from topd.ragged import Ragged
 from topd.rollout.engine import Engine, SamplingParams
-from topd.teacher.teacher import Check, OneTeacher, Scores, Unscored
+from topd.teacher.local import DEFAULT
+from topd.teacher.teacher import Check, OneTeacher, Unscored
 from topd.types import Prompt, RolloutGroup
 
 T = TypeVar("T")
@@ -70,13 +73,21 @@ class RoutedTeacher:
         for name, places in _places(self.routes, [group.prompt for group in groups]).items():
             self.teachers[name].prefetch([groups[i] for i in places])
 
+    @property
+    def gives(self) -> Set[str]:
+        return frozenset.intersection(*(frozenset(teacher.gives) for teacher in self.teachers.values()))
+
     def score(
-        self, groups: Sequence[RolloutGroup], *, on_tokens: Callable[[int], None] = lambda num_tokens: None
-    ) -> list[Scores | Unscored]:
+        self,
+        groups: Sequence[RolloutGroup],
+        wanted: Wanted = DEFAULT,
+        *,
+        on_tokens: Callable[[int], None] = lambda num_tokens: None,
+    ) -> list[Ragged | Unscored]:
         self.prefetch(groups)  # so that all servers work, while the first is waited for
         return _in_order(
             _places(self.routes, [group.prompt for group in groups]),
-            lambda name, places: self.teachers[name].score([groups[i] for i in places], on_tokens=on_tokens),
+            lambda name, places: self.teachers[name].score([groups[i] for i in places], wanted, on_tokens=on_tokens),
         )
 
     def engine(self) -> "RoutedEngine":

@@ -1,13 +1,16 @@
 """What the loop asks of a teacher: log-probs of the very tokens the student sampled."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
+from topd.evidence import Wanted
 from topd.models.language_model import LanguageModel
 from topd.models.logprobs import SLACK, TokenGroup
+from topd.ragged import Ragged
 from topd.rollout.engine import Engine
 from topd.types import RolloutGroup
 
@@ -65,8 +68,15 @@ class Teacher(Protocol):
         """Told of groups that `score` will be asked for. May start on them."""
         ...
 
-    def score(self, groups: Sequence[RolloutGroup], *, on_tokens: Callable[[int], None] = ...) -> list[Scores | Unscored]:
-        """One entry per group, in order."""
+    @property
+    def gives(self) -> Set[str]:
+        """Streams of evidence.EVIDENCE that `score` can give."""
+        ...
+
+    def score(
+        self, groups: Sequence[RolloutGroup], wanted: Wanted = ..., *, on_tokens: Callable[[int], None] = ...
+    ) -> list[Ragged | Unscored]:
+        """The wanted streams of every group, in order."""
         ...
 
     def engine(self) -> Engine:
@@ -95,11 +105,17 @@ class OneTeacher(Teacher, Protocol):
         ...
 
 
-def broken_scores(group: RolloutGroup, scores: Scores) -> str | None:
-    """Why these cannot be log-probs of the group's tokens, if they cannot."""
-    for completion, logprobs in zip(group.completions, scores, strict=True):
-        if len(logprobs) != len(completion):
-            return f"{len(logprobs)} numbers for {len(completion)} tokens"
-        if bool(logprobs.isnan().any()) or float(logprobs.max()) > SLACK:
-            return "NaN or above 0: the teacher's weights or server are broken"
+def scored(group: TokenGroup, **streams: Sequence[Tensor]) -> Ragged:
+    """Evidence of one group. `streams`: of every completion one tensor, joined here."""
+    return Ragged.of([group.completions]).adding(**{name: torch.cat(list(parts)) for name, parts in streams.items()})
+
+
+def broken_scores(group: TokenGroup, scores: Ragged) -> str | None:
+    """Reason why these cannot be evidence about the group's tokens; None if they can."""
+    wanted = sum(map(len, group.completions))
+    for name, numbers in scores.tokens.items():
+        if len(numbers) != wanted:
+            return f"{name}: {len(numbers)} entries for {wanted} tokens"
+        if name.endswith("logprobs") and (bool(numbers.isnan().any()) or float(numbers.max()) > SLACK):
+            return f"{name}: NaN or above 0: the teacher's weights or server are broken"
     return None

@@ -27,10 +27,10 @@ class MicroLoss:
 def micro_loss(policy: Policy, groups: Sequence[TokenGroup], streams: Ragged, method: Method, *, temperature: float) -> MicroLoss:
     """Weighted sum of the per-token losses of a micro-batch: its share of the mini-batch's loss, because weights sum to 1."""
     streams = streams.to(policy.model.device)
-    logprobs = policy(groups, temperature=temperature)
-    token_loss, clipped = method.objective(logprobs, streams)
+    forward = policy(groups, temperature=temperature)
+    token_loss, clipped = method.objective(forward, streams)
     return MicroLoss(
         loss=(streams["weights"] * token_loss).sum(),
-        log_ratio=(logprobs.detach() - streams["old_logprobs"]).cpu(),
+        log_ratio=(forward.logprobs.detach() - streams["old_logprobs"]).cpu(),
         clipped=clipped.cpu(),
     )
