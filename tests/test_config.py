@@ -96,7 +96,7 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
         (["alpha"], "--section.key value"),
         (["--algorithm.alpha"], "has no value"),
         (["--run.resume", "--run.steps", "3"], "--run.resume has no value"),
-        (["--task.prompt_suffix", "\udcff"], "--task.prompt_suffix holds bytes that are no UTF-8 text"),
+        (["--task.prompt_suffix", "\udcff"], "--task.prompt_suffix holds bytes that are not UTF-8 text"),
     ],
 )
 def test_malformed_overrides_are_errors(tmp_path: Path, words: list[str], said: str) -> None:

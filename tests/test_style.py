@@ -8,11 +8,7 @@ from pathlib import Path
 import pytest
 
 SOURCES = Path(__file__).parents[1] / "src/topd"
-NOT_DONE = re.compile(
-    r"(report|serve|run/trackers|tasks|rollout|trainer)/.*"
-    r"|config\w*\.py|types\.py|ragged\.py|loop\.py|assemble\.py"
-    r"|run/(healthy|catalogue|metrics|rollouts)\.py|teacher/(endpoint|routed|scoring|teacher)\.py|models/(policy|logprobs)\.py|algorithms/base\.py"
-)
+NOT_DONE = re.compile(r"(report|serve|run/trackers)/.*|run/healthy\.py")
 """Files that do not follow the rule yet."""
 
 FIRST_WORD = re.compile(r"(What|How|Whether|Nothing|Those|Told|Asked|Where|Who|When|Whatever|Whoever)\b")

@@ -43,7 +43,7 @@ from topd.types import Prompt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What a run is made of. `policy` owns the weights that train; `engine` samples from them or from a copy."""
+    """Components of a run. `policy` owns the weights that train; `engine` samples from them or from a copy."""
 
     config: Config
     device: torch.device
@@ -56,9 +56,9 @@ class Parts:
     """It may be there to be evaluated only."""
     benchmarks: Sequence[Benchmark]
     notices: Sequence[str]
-    """What was left out of the data, and what else a person should know of it."""
+    """Notices for the user, such as rows left out of the data."""
     cache: ScoreCache | None
-    """Where the scores of served teachers are kept until the step is stored."""
+    """Store for the scores of served teachers until the step is stored."""
     opened: ExitStack
     """Connections and files, closed by `close`."""
 
@@ -68,7 +68,7 @@ class Parts:
 
     @property
     def asks_teacher(self) -> bool:
-        """Whether credit is made of a teacher's log-probs."""
+        """True if credit uses a teacher's log-probs."""
         return self.teacher is not None and self.method.asks_teacher
 
     @property
@@ -172,7 +172,7 @@ def make_engine(config: Config, policy: Policy) -> EmbeddedEngine:
 
 
 def make_transport(config: Config, opened: ExitStack) -> Transport:
-    """How `rollout.weights` get to servers. Raises ConfigError if what it needs is not installed."""
+    """Transport of `rollout.weights` to servers. Raises ConfigError if a package it needs is not installed."""
     if config.rollout.weights == "nccl":
         from topd.rollout.nccl import NcclTransport
 
@@ -230,7 +230,7 @@ def make_one_teacher(
 
 
 def recognise(parts: Parts, met: Mapping[str, Meeting]) -> dict[str, Meeting]:
-    """Who the served teachers are, by section: as first met, if `met` knows them. Raises ConfigError if one is another now."""
+    """Identities of the served teachers by section, from `met` if known there. Raises ConfigError if one has changed."""
     for teacher in parts.served_teachers:
         if teacher.role in met:
             teacher.recognise(met[teacher.role])
@@ -256,7 +256,7 @@ def probe(parts: Parts) -> list[Check]:
 
 
 def _grades(parts: Parts) -> Iterator[Check]:
-    """What the grader makes of right answers, and of a few completions of the student and of a teacher loaded here."""
+    """Grade right answers, and a few completions of the student and of a local teacher."""
     config, prompts = parts.config, parts.prompts.prompts
     yield from check_gold(parts.grader, prompts)
     params = SamplingParams(

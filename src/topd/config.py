@@ -40,12 +40,12 @@ class StudentConfig(Section):
 
 
 def server_root(url: str) -> str:
-    """What two spellings of one server have in common: its URL without /v1."""
+    """URL of a server without /v1, equal for both spellings."""
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 class EndpointConfig(Section):
-    """What any server behind a URL needs; unused, and refused, without `base_url`."""
+    """Settings of any served model; refused without `base_url`."""
 
     base_url: list[str] | None = Field(None, min_length=1, description="URLs of servers of one model, as http://host:8000/v1.")
     max_concurrent_requests: int = Field(16, ge=1, description="Requests in flight per server.")
@@ -145,7 +145,7 @@ class TaskBase(Section):
         try:
             groups = 1 if value is None else re.compile(value).groups
         except (re.error, OverflowError, RecursionError) as error:
-            raise ConfigError(f"task.answer_pattern is no regular expression: {error}; found {value!r}.") from None
+            raise ConfigError(f"task.answer_pattern is not a regular expression: {error}; found {value!r}.") from None
         if groups != 1:
             raise ConfigError(f"task.answer_pattern must have exactly one group, the answer; found {value!r} with {groups}.")
         if value is not None and re.match(r"\\\\(?:boxed|fbox)", value):

@@ -27,7 +27,7 @@ SHIPPED = Path(__file__).parent / "configs"
 def load(source: Config | str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
     """A validated configuration from a TOML file, the name of a shipped one, or a nested mapping, plus `--a.b value` words.
 
-    A `Config` is validated anew, as a mapping would be.
+    A `Config` is validated again, like a mapping.
 
     Raises ConfigError naming the key, the rule, the value found and the remedy.
     """
@@ -45,7 +45,7 @@ def find(source: str | Path) -> Path:
     """Path of a configuration: a file, or the name of one that ships with the package."""
     path = Path(source)
     shipped = SHIPPED / f"{path.name.removesuffix('.toml')}.toml"
-    with contextlib.suppress(OSError, ValueError):  # a name too long, or with a NUL, is no file
+    with contextlib.suppress(OSError, ValueError):  # the name may be too long or hold a NUL
         if path.is_file():
             return path
         if path.name == str(source) and shipped.is_file():
@@ -141,7 +141,7 @@ def parse_overrides(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise ConfigError(f"--{key} holds bytes that are no UTF-8 text: {value!r}. Give text.") from None
+            raise ConfigError(f"--{key} holds bytes that are not UTF-8 text: {value!r}. Give text.") from None
         try:
             yield key, tomllib.loads(f"value = {value}")["value"]
         except RecursionError:
@@ -200,8 +200,8 @@ def _explain_value(location: tuple[Any, ...], problem: Any) -> str:
     info = dict(all_settings()).get(dotted)
     rule = problem["msg"].replace("Input should be", "must be").replace("Field required", "is required")
     if problem["type"] in ("union_tag_invalid", "union_tag_not_found"):
-        found, known = problem["ctx"].get("tag"), problem["ctx"].get("expected_tags", "'reasoning_gym', 'jsonl', 'hub'")
-        return f"{dotted}.type must be one of {known}; found {found!r:.200}."
+        tag, known = problem["ctx"].get("tag"), problem["ctx"].get("expected_tags", "'reasoning_gym', 'jsonl', 'hub'")
+        return f"{dotted}.type must be one of {known}; found {tag!r:.200}."
     if problem["type"] == "missing":
         return f"{dotted} is required and has no default. {describe(info)}".rstrip()
     return f"{dotted} {rule}; found {problem['input']!r:.200}. {describe(info)}".rstrip()

@@ -101,7 +101,7 @@ class Ragged:
         )
 
     def places(self, pieces: Sequence[Rows]) -> Int[Tensor, " token"]:
-        """Where the tokens of these completions stand in a stream."""
+        """Positions of the tokens of these completions in a stream."""
         ends = [0, *self.lengths.cumsum(0).tolist()]
         return torch.cat([torch.arange(ends[first], ends[last]) for first, last in self._spans(pieces)])
 

@@ -32,7 +32,7 @@ class Prompt:
     text: str
     token_ids: tuple[int, ...]
     answer: str | None = None
-    """What the grader compares with. None: completions of this prompt are not graded."""
+    """Reference for the grader. None: completions of this prompt are not graded."""
     domain: str = "default"
     demonstration: str | None = None
     """A worked completion, for algorithms that learn from demonstrations."""
@@ -94,7 +94,7 @@ class ScoredGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credit:
-    """What an algorithm gives back, per token: the advantage, and the reward and return it came from (metrics, storage).
+    """Result of an algorithm, per token: the advantage, and the reward and return it came from (metrics, storage).
 
     rewards    = [0.043, -0.135, 0.0, 0.068, -0.082]
     returns    = [-0.024, -0.135, 0.0, -0.014, -0.082]      here: reward + mean of the later rewards
@@ -157,7 +157,7 @@ class UpdateReport:
     log_ratio: Float[Tensor, " token"]
     """log of the importance ratio of every token of the mini-batch, in its order, before the update."""
     clipped: Bool[Tensor, " token"]
-    """Whether the token was without gradient because of a clip."""
+    """True if a clip left the token without gradient."""
 
     @property
     def num_tokens(self) -> int:

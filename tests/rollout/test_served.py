@@ -204,7 +204,7 @@ def test_a_bad_answer_is_asked_for_again_and_gives_the_same(connect, base, proxy
         (faults.status(400), "answered 400: no"),
         (faults.reset_before_headers, "disconnected|reset|read|Read|nothing succeeded"),
         (BAD[0], "2 completions for n = 3"),
-        (BAD[19], "ends with token 7, which is no end token of the student"),
+        (BAD[19], "ends with token 7, which is not an end token of the student"),
     ],
 )
 def test_a_prompt_that_cannot_be_sampled_stops_the_run(connect, proxy, fault, said):

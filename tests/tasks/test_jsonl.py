@@ -93,7 +93,7 @@ def test_a_question_with_two_answers_is_an_error_with_both_lines(tmp_path: Path,
     [
         ("{not json", "line 2: not JSON"),
         ("[1]", "line 2: found list"),
-        ('{"prompt": "x", "answer": NaN}', "NaN is no JSON number"),
+        ('{"prompt": "x", "answer": NaN}', "NaN is not a JSON number"),
         ('{"prompt": "\\ud800"}', "not JSON"),
         ("[" * 100_000, "not JSON"),
         ('{"prompt": "x", "answer": "1", "answer": "2"}', "a field is given twice among prompt, answer, answer"),

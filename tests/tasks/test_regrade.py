@@ -65,7 +65,7 @@ def test_standard_input_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[st
         ('{"answer": "1"}', 'row 1: needs "completion"'),
         ('{"anwser": "1", "completion": "1"}', "row 1: needs \"answer\", as in training data; found 'anwser'"),
         ('{"answer": "1", "answer": "2", "completion": "1"}', "a field is given twice"),
-        ('{"answer": NaN, "completion": "1"}', "NaN is no JSON number"),
+        ('{"answer": NaN, "completion": "1"}', "NaN is not a JSON number"),
         (r'{"answer": "1", "completion": "1\ud83d"}', "line 1: not JSON"),
         ('{"answer": true, "completion": "1"}', "must be a string or a number, found bool"),
     ],

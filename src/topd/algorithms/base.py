@@ -1,4 +1,4 @@
-"""What a module in this package provides. A new algorithm is one such file and one TOML; tests find it by itself."""
+"""Protocol of the modules in this package. A new algorithm is one such file and one TOML; tests find it automatically."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -68,12 +68,12 @@ class Method:
 
     @property
     def asks_teacher(self) -> bool:
-        """Whether credit is made of anything that a teacher gives."""
+        """True if credit uses any stream of a teacher."""
         return bool(self.wanted.streams)
 
     @property
     def samples(self) -> bool:
-        """Whether it learns from completions of the policy, not from demonstrations."""
+        """True if it learns from completions of the policy, not from demonstrations."""
         return "demonstrations" not in self.algorithm.NEEDS
 
     @property

@@ -245,7 +245,7 @@ def _by_microbatch(
     score: Callable[[Sequence[Rows]], Iterable[R]],
     on_tokens: Callable[[int], None],
 ) -> list[tuple[R, ...]]:
-    """What `score` gives for every completion of a micro-batch, in the order of the groups."""
+    """Call `score` for every micro-batch and return its results in the order of the groups."""
     scores: list[tuple[R, ...]] = [() for _ in groups]
     for pieces in microbatches(groups, max_tokens):
         parts = iter(score(pieces))

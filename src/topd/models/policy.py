@@ -55,11 +55,11 @@ class Policy(nn.Module):
         self.version += 1
 
     def saved_weights(self) -> dict[str, Tensor]:
-        """What `restore` takes: the trainable weights, on the CPU. On a CPU they are no copies."""
+        """Trainable weights on the CPU, for `restore`. On a CPU they are not copied."""
         return _on_cpu(self.trainable())
 
     def saved_optimizer(self) -> dict[str, Tensor]:
-        """What `restore_optimizer` takes: the state of every weight as `weight/field`, on the CPU. No copies either."""
+        """State of every weight as `weight/field` on the CPU, for `restore_optimizer`. On a CPU it is not copied."""
         state = self.optimizer.state
         return _on_cpu(
             {f"{name}/{key}": v for name, weight in self.trainable().items() for key, v in state.get(weight, {}).items()}

@@ -1,4 +1,4 @@
-"""What the loop asks of an engine: completions of prompts, with the log-prob of every sampled token."""
+"""Protocol of engines: completions of prompts, with the log-prob of every sampled token."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from topd.types import Prompt, RolloutGroup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How completions are drawn; the names are vLLM's where it has one."""
+    """Sampling parameters, with vLLM's names where it has them."""
 
     n: int
     """Completions per prompt."""
@@ -26,14 +26,14 @@ class Engine(Protocol):
     """Samples from the policy it was last given."""
 
     kind: str
-    """What computes its log-probs: "embedded" is topd itself."""
+    """Backend that computes the log-probs; "embedded" is topd itself."""
     policy_version: int
     tolerance: float | None
     """Nats by which its log-probs may differ from the trainer's, on average over a group; None: they are not compared."""
 
     @property
     def exact(self) -> bool:
-        """Whether its log-probs are the trainer's own to float32 rounding, so that nothing is recomputed."""
+        """True if its log-probs equal the trainer's to float32 rounding, so that none are recomputed."""
         ...
 
     @property
@@ -60,7 +60,7 @@ class Engine(Protocol):
         ...
 
     def describe(self) -> str:
-        """What it is and how it is, in a few words."""
+        """Short description of the engine and its state."""
         ...
 
 

@@ -36,7 +36,7 @@ CACHE_TRIES, CACHE_PAUSE_S = 20, 0.5
 
 @runtime_checkable
 class Transport(Protocol):
-    """How weights get to a server."""
+    """Transport of weights to a server."""
 
     def publish(self, policy: Policy, dtype: torch.dtype) -> None:
         """Make the policy's weights ready in the servers' precision, beside those that `deliver` gives."""
@@ -80,7 +80,7 @@ class FilesTransport:
 
 
 class Proof:
-    """What the trainer says about fixed tokens, under the weights of this version and of all before."""
+    """The trainer's log-probs of fixed tokens, for this version and all before."""
 
     def __init__(self, groups: Sequence[Tokens], *, dtype: str) -> None:
         self.groups = list(groups)
@@ -105,7 +105,7 @@ class Proof:
         stale = off > ROUNDING and distances.get(nearest, off) < min(self.tolerance, STALE * off)
         if off <= self.tolerance and not stale:
             return
-        found = (
+        cause = (
             f"They are those of version {nearest}: the reload did nothing, the server was restarted since, or a `topd probe` "
             "gave it weights. Look whether the server can read the weights folder under the same path, and at its log."
             if stale
@@ -117,7 +117,7 @@ class Proof:
         )
         raise RunStopped(
             f"{url} does not serve the weights of version {policy_version}: its log-probs of fixed tokens are off by {off:.3g} "
-            f"nats on average (at most {self.tolerance:g} allowed). {found} Nothing that it sampled is used. "
+            f"nats on average (at most {self.tolerance:g} allowed). {cause} Nothing that it sampled is used. "
             "Then run the same command with --run.resume true."
         )
 

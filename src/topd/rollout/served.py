@@ -34,7 +34,7 @@ class ServedEngine:
 
     kind = "served"
     strict_ends = False
-    """Whether completions must end exactly as the student's do. A teacher that is evaluated may have ends of its own."""
+    """True if completions must end exactly as the student's do. An evaluated teacher may have other end tokens."""
     tolerance: float | None = None
     exact = False
     way_out = " A teacher is only sampled from to evaluate it, which --eval.teacher false leaves out."
@@ -54,7 +54,7 @@ class ServedEngine:
         return None if length is None else length - self.served.dialect.spare_tokens
 
     def load_weights(self, policy_version: int) -> None:
-        """Nothing: a teacher never changes."""
+        """No-op: a teacher's weights never change."""
 
     def describe(self) -> str:
         return f"{self.served.card.id}, served"
@@ -141,7 +141,7 @@ class ServedEngine:
             raise BadAnswer("a sampled token has a log-prob that is none")
         stopped = token_ids[-1] in self.eos_token_ids or (not self.strict_ends and choice.get("finish_reason") == "stop")
         if not stopped and len(token_ids) < params.max_tokens:
-            raise BadAnswer(f"a completion ends with token {token_ids[-1]}, which is no end token of the student")
+            raise BadAnswer(f"a completion ends with token {token_ids[-1]}, which is not an end token of the student")
         if self.strict_ends and not set(token_ids[:-1]).isdisjoint(self.eos_token_ids):
             raise BadAnswer("a completion goes on after an end token of the student")
         return Rollout(

@@ -76,7 +76,7 @@ class VllmEngine(ServedEngine):
     def load_weights(self, policy_version: int) -> None:
         """Hand the policy's weights over to every server, and prove on each that it serves them.
 
-        A server that cannot be reached is left alone until it can, and gets them then; if none can, it is waited for. Raises
+        An unreachable server is skipped and gets them when it returns; without a reachable one the call waits. Raises
         RunStopped if a server serves other numbers, or none comes back.
         """
         self.publish(policy_version)
@@ -133,9 +133,9 @@ class VllmEngine(ServedEngine):
     async def _hand_over_all(self) -> None:
         pool = self.served.pool
         trusted = [replica for replica in pool.replicas if replica.trusted]
-        found = await asyncio.gather(*(self._hand_over(replica) for replica in trusted), return_exceptions=True)
-        hopeless = trusted and all(isinstance(outcome, Refused) for outcome in found)
-        for replica, outcome in zip(trusted, found, strict=True):
+        outcomes = await asyncio.gather(*(self._hand_over(replica) for replica in trusted), return_exceptions=True)
+        hopeless = trusted and all(isinstance(outcome, Refused) for outcome in outcomes)
+        for replica, outcome in zip(trusted, outcomes, strict=True):
             if isinstance(outcome, Fault) and not (hopeless or isinstance(outcome, Forbidden)):
                 pool.distrust(replica, outcome)
             elif isinstance(outcome, BaseException):
@@ -151,21 +151,20 @@ class VllmEngine(ServedEngine):
         await self._prove(replica)
 
     async def _prove(self, replica: Replica) -> None:
-        found = await self.served.ask_canary(replica)
-        self.proof.check(replica.url, found, self.policy_version)
+        self.proof.check(replica.url, await self.served.ask_canary(replica), self.policy_version)
 
     async def _prove_all(self) -> None:
-        """A server that cannot be asked is left alone; what it sampled is compared group by group (collect/score.py)."""
+        """Prove all reachable servers. Groups of the others are compared one by one (collect/score.py)."""
         trusted = [replica for replica in self.served.pool.replicas if replica.trusted]
-        found = await asyncio.gather(*(self._prove(replica) for replica in trusted), return_exceptions=True)
-        for replica, outcome in zip(trusted, found, strict=True):
+        outcomes = await asyncio.gather(*(self._prove(replica) for replica in trusted), return_exceptions=True)
+        for replica, outcome in zip(trusted, outcomes, strict=True):
             if isinstance(outcome, Fault):
                 self.served.pool.distrust(replica, outcome)
             elif isinstance(outcome, BaseException):
                 raise outcome
 
     async def _bring_up_to_date(self, replica: Replica) -> None:
-        """For a server that was away: it gets the weights anew before it samples again."""
+        """Give a returning server the weights again before it samples."""
         try:
             await self._hand_over(replica)
         except RunStopped as error:

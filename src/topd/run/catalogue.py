@@ -20,7 +20,7 @@ class Metric:
 
     @property
     def healthy(self) -> Healthy | None:
-        """What to expect of it; None where nothing can be said."""
+        """Expected values; None if there is no expectation."""
         return HEALTHY.get(self.name)
 
 

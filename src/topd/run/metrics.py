@@ -63,7 +63,7 @@ def step_metrics(
 
 
 def _dropped(prompts: Sequence[Prompt], groups: Sequence[ScoredGroup], teacher_of: Mapping[str, str]) -> dict[str, int]:
-    """How many of the step's prompts have no group, in all and by teacher."""
+    """Number of the step's prompts without a group, in total and by teacher."""
     there = {scored.group.prompt.id for scored in groups}
     lost = [prompt for prompt in prompts if prompt.id not in there]
     names = Counter(teacher_of[prompt.domain] for prompt in lost if prompt.domain in teacher_of)

@@ -81,7 +81,7 @@ def write(path: Path, groups: Sequence[ScoredGroup], evidence: Ragged, credit: C
 def write_updates(
     path: Path, batches: Sequence[TrainBatch], reports: StepReport, *, policy_version: int, note: Note | None = None
 ) -> None:
-    """What the updates of a step saw, one row for every time that a completion was trained on, in the order of the updates.
+    """Data of the updates of a step, one row per completion and update, in the order of the updates.
 
     `policy_version`: updates made before the first of these. `update` counts from 1 over the whole run.
     """

@@ -11,12 +11,12 @@ MARKER = re.compile(
     r"(?:\n\s*[-\u2022]\s+|[\s*_:\uff1a]|\\\[|\$\$)*(?:(?:option|choice|equal to|therefore)\s+)?",
     re.IGNORECASE | re.MULTILINE,
 )
-"""What introduces an answer; the text after the last one counts, to the end of the sentence or line."""
+"""Markers before an answer; the text after the last one counts, to the end of the sentence or line."""
 SENTENCE_END = re.compile(
     r"(?<!\b(?:Dr|Mr|Ms))(?<!\bMrs)[.!?](?=\s|$)|[\u3002\uff01\uff1f\n]|,\s+(?:as|because|since|so|which)\s"
 )
 END = re.compile(r"(?:</s>|<\|\w{1,40}\|>|\\\]|\$\$|```)\Z")
-"""What may follow the last words of a completion: end tokens, closed formulas and code."""
+"""Text that may follow the last words of a completion: end tokens, closed formulas and code."""
 BULLET = re.compile(r"[-\u2022]\s+")
 
 WRAPPED = re.compile(r"\\(?:text|textbf|textit|mathbf|mathrm|mbox)\s*\{([^{}]*)\}")
@@ -54,13 +54,13 @@ def in_context(prompt: str, completion: str) -> str:
 
 
 def last_boxed(text: str) -> str | None:
-    """What the last `\\boxed{...}` of a text holds, by counting braces; None without a box, or if it is empty or not closed."""
+    """Content of the last `\\boxed{...}` of a text, by counting braces; None without a box, or if it is empty or not closed."""
     boxes = list(BOX.finditer(text))
     if not boxes or boxes[-1][1] is None:
         return None
     depth, start = 1, boxes[-1].end()
     for brace in re.compile(r"\\.|[{}]", re.DOTALL).finditer(text, start):
-        depth += {"{": 1, "}": -1}.get(brace[0], 0)  # an escaped brace is no brace
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)  # an escaped brace does not count
         if depth == 0:
             return text[start : brace.start()].strip() or None
     return None
@@ -72,7 +72,7 @@ def _last_match(pattern: str, completion: str) -> str | None:
 
 
 def _after_thinking(completion: str) -> str:
-    """What follows the reasoning; nothing if that is not over."""
+    """Text after the reasoning; empty if that is not closed."""
     _, closed, after = completion.rpartition("</think>")
     return after if closed or "<think>" not in after else ""
 

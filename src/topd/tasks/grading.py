@@ -38,7 +38,7 @@ SIZE = struct.Struct(">I")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grade:
-    """What became of one completion."""
+    """Result of grading one completion."""
 
     grade: float
     """In [0, 1]; 0 without an answer, without a right one to compare with, and after an error."""
@@ -49,7 +49,7 @@ class Grade:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """How a task's completions are graded. It is sent to worker processes, so `score` must be importable there."""
+    """Grading rule of a task. It is sent to worker processes, so `score` must be importable there."""
 
     score: Score
     answer_pattern: str | None = None

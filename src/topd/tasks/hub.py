@@ -50,7 +50,7 @@ def _read(config: HubConfig, split: str) -> list[Problem]:
 def _columns(config: HubConfig, there: Sequence[str]) -> dict[str, str]:
     """Field of tasks/rows.py -> column that is read as it: the columns that are named, and recognised ones for what is not.
 
-    Other columns are left alone where the question's column is named, or is called `prompt`. Else they may belong to the question
+    Other columns are ignored where the question's column is named, or is called `prompt`. Else they may belong to the question
     (choices, a passage), and are refused.
     """
     where = f'task.name = "{config.name}"'

@@ -33,7 +33,7 @@ class RenderedPrompts:
     """Prompts that the data holds rendered already."""
 
     def notices(self, name: str, *, too_long_are: str) -> list[str]:
-        """What a person should know about these prompts; `too_long_are` says what becomes of those that are too long."""
+        """Notices about these prompts; `too_long_are` states the treatment of those that are too long."""
         lines = []
         if self.too_long:
             lines.append(f"{len(self.too_long)} {name} problems have more than task.max_prompt_tokens tokens: {too_long_are}")

@@ -57,7 +57,7 @@ def load(config: ReasoningGymConfig, *, seed: int) -> Task:
 
         close = difflib.get_close_matches(config.generator, DATASETS, n=3)
         raise ConfigError(
-            f'task.generator = "{config.generator}" is no reasoning-gym generator. '
+            f'task.generator = "{config.generator}" is not a reasoning-gym generator. '
             f"{'Close: ' + ', '.join(close) if close else 'There are ' + str(len(DATASETS)) + ' of them'}."
         )
     first_seed = seed * config.train_size

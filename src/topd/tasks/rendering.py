@@ -38,7 +38,7 @@ class Rendered:
     unknown: str = ""
     """Characters of the problem, its demonstration included, that the tokenizer maps to a control token, or to nothing."""
     as_given: bool = False
-    """Whether the data holds it rendered already."""
+    """True if the data holds it already rendered."""
 
 
 class Renderer:
@@ -209,7 +209,7 @@ class Renderer:
         )
 
     def _keeps(self, roles: tuple[str, ...]) -> list[bool]:
-        """Whether the template shows each message of a conversation; all, if it refuses one made of marks."""
+        """For each message of a conversation: True if the template renders it; all True if it refuses one made of marks."""
         marks = [f"{MARK}{i}{MARK}" for i in range(len(roles))]
         turns = [{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)]
         try:
@@ -231,7 +231,7 @@ class Renderer:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _start_ids(self) -> list[int]:
-        """What the tokenizer puts before a text; what it may put after one would end the prompt, and is left out."""
+        """Tokens that the tokenizer adds before a text. Those added after one would end the prompt and are omitted."""
         whole, bare = list(self._tokenizer(MARK)["input_ids"]), self._ids(MARK)
         return whole[: next((at for at in range(len(whole) + 1) if whole[at : at + len(bare)] == bare), 0)]
 
@@ -256,7 +256,7 @@ class Renderer:
         return self._unknown(text, [text], self._ids(text))
 
     def _drops(self, character: str) -> bool:
-        """Whether nothing stands for a visible character, or not all of its bytes."""
+        """True if a visible character, or some of its bytes, has no token."""
         if character.isspace() or not character.isprintable() or character == "\N{REPLACEMENT CHARACTER}":
             return False
         decoded = str(self._tokenizer.decode(self._ids(character))).strip()

@@ -136,7 +136,7 @@ def _equal(right: str, answer: str) -> float:
 
 
 def _as_numbers(right: str, answer: str) -> bool | None:
-    """Whether two decimal numbers, or lists of them, are the same; None if they are no such thing."""
+    """True if two decimal numbers, or lists of them, are equal; None if they are something else."""
     numbers = _number(right), _number(answer)
     if None not in numbers:
         return numbers[0] == numbers[1]
@@ -156,7 +156,7 @@ def _number(text: str) -> Fraction | None:
 
 
 def _as_text(right: str, answer: str) -> bool | None:
-    """Whether two answers that are no mathematics are the same text, without regard to case; None if they are mathematics."""
+    """True if two non-mathematical answers are the same text, ignoring case; None if they are mathematics."""
     texts = right, answer
     if len(right) == 1 and (chosen := CHOSEN.fullmatch(_plain(answer))):
         return right == chosen[1]  # of several choices, with what it says
@@ -175,7 +175,7 @@ def _as_mathematics(right: str, answer: str) -> bool:
 
     def equal(left: Any, other: Any) -> bool:
         close = _close(left, other)
-        # without limits of its own: they are signals for the main thread. The process that runs this has one.
+        # without its time limits, which are signals to the main thread; this process has one already
         return verify(left, other, timeout_seconds=None, raise_on_error=True) if close is None else close
 
     if {_bracket(right), _bracket(answer)} == {"set", "tuple"}:
@@ -187,14 +187,14 @@ def _as_mathematics(right: str, answer: str) -> bool:
 
 
 def _bracket(text: str) -> str | None:
-    """What an enumeration is, by its brackets."""
+    """Kind of an enumeration, by its brackets."""
     if text.startswith(r"\{") and text.endswith(r"\}"):
         return "set"
     return "tuple" if text[:1] in "([" and text[-1:] in ")]" else None
 
 
 def _close(right: list[Any], answer: list[Any]) -> bool | None:
-    """Whether two numbers, one of them a decimal, agree to six digits (math-verify: six places); None for anything else."""
+    """True if two numbers, one of them a decimal, agree to six digits (math-verify: six places); None for anything else."""
     from sympy import Expr, Float
 
     values = [parsed[0] for parsed in (right, answer) if parsed and isinstance(parsed[0], Expr)]

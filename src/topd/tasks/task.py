@@ -1,4 +1,4 @@
-"""What a task is: problems to train on, held-out problems, and a grade for an answer."""
+"""A task: problems to train on, held-out problems, and a grade for an answer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,11 +40,11 @@ class Problem:
     demonstration: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     source: str = ""
-    """Where it was read, for messages: "train.jsonl, line 3"."""
+    """Place in the data, for messages: "train.jsonl, line 3"."""
 
     @property
     def key(self) -> str:
-        """What is asked: the text of all turns, with runs of white space as one space. Equal keys are one question."""
+        """Text of all turns, with white space normalised. Equal keys are the same question."""
         return " ".join(" ".join(message.content for message in self.messages).split() or self.question.split())
 
 
@@ -114,7 +114,7 @@ def refuse_contradictions(problems: Sequence[Problem]) -> None:
 
 
 def _same_number(one: str | None, other: str | None) -> bool:
-    """Whether two answers are one number, written in two ways: 4 and 4.0, 1072 and 1,072."""
+    """True if two answers are the same number in two spellings: 4 and 4.0, 1072 and 1,072."""
     try:
         return Decimal((one or "").replace(",", "")) == Decimal((other or "").replace(",", ""))
     except InvalidOperation:

@@ -98,13 +98,13 @@ class EndpointTeacher:
 
     @property
     def identity(self) -> str:
-        """What scores depend on beside the token ids: the model, its weights where the server tells a digest, temperature."""
+        """Inputs of scores besides the token ids: the model, its weights if the server sends a digest, temperature."""
         card = self.served.card
         return hashlib.sha256(repr((card.id, card.root, card.fingerprint, self.temperature)).encode()).hexdigest()
 
     @property
     def meeting(self) -> Meeting:
-        """Who the teacher is, for a run that goes on later."""
+        """Identity of the teacher, for a resumed run."""
         served = self.served
         return Meeting(form=served.dialect.name, fingerprint=served.card.fingerprint, canary=served.reference.tolist())
 
@@ -144,7 +144,7 @@ class EndpointTeacher:
         return checks
 
     def _check_servers(self) -> Check:
-        """Who answers, and in which form."""
+        """Check of the servers' identity and dialect."""
         replicas, card, form = self.served.pool.replicas, self.served.card, self.served.dialect.name
         trusted = [replica for replica in replicas if replica.trusted]
         notes = [f"; {replica.fault}" for replica in replicas if not replica.trusted]
@@ -250,10 +250,10 @@ class EndpointTeacher:
         return [new[i] if part is None else part for i, part in enumerate(known)]
 
     async def _ask(self, group: Tokens) -> list[Tensor]:
-        found = await self.served.score(group)
+        logprobs = await self.served.score(group)
         if self.cache:
-            self.cache.put(self.identity, group, found)
-        return found
+            self.cache.put(self.identity, group, logprobs)
+        return logprobs
 
     def log_probs(self, groups: Sequence[TokenGroup], *, temperature: float | None = None) -> list[Scores]:
         """Asks the servers, whatever the cache knows. Raises a Fault."""

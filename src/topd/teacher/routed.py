@@ -22,19 +22,21 @@ def routes(domains: Mapping[str, Sequence[str] | None], prompts: Sequence[Prompt
 
     Raises ConfigError for a domain with two teachers, and for a prompt's domain with none.
     """
-    found: dict[str, str] = {}
+    teacher_of: dict[str, str] = {}
     for name, own in domains.items():
         for domain in [name] if own is None else own:
-            if domain in found:
-                raise ConfigError(f'the domain "{domain}" belongs to teachers.{found[domain]} and teachers.{name}. Remove one.')
-            found[domain] = name
-    unknown = sorted({prompt.domain for prompt in prompts} - found.keys())
+            if domain in teacher_of:
+                raise ConfigError(
+                    f'the domain "{domain}" belongs to teachers.{teacher_of[domain]} and teachers.{name}. Remove one.'
+                )
+            teacher_of[domain] = name
+    unknown = sorted({prompt.domain for prompt in prompts} - teacher_of.keys())
     if unknown:
         raise ConfigError(
             f"no teacher answers for the domain {', '.join(map(repr, unknown))} of the task's prompts; found teachers for "
-            f"{', '.join(map(repr, found))}. Add the domain to `domains` of a [teachers.NAME]."
+            f"{', '.join(map(repr, teacher_of))}. Add the domain to `domains` of a [teachers.NAME]."
         )
-    return found
+    return teacher_of
 
 
 class RoutedTeacher:
@@ -129,7 +131,7 @@ class RoutedEngine:
         )
 
     def load_weights(self, policy_version: int) -> None:
-        """Nothing: teachers never change."""
+        """No-op: a teacher's weights never change."""
 
     def describe(self) -> str:
         return ", ".join(f"{name}: {engine.describe()}" for name, engine in self.engines.items())
@@ -144,5 +146,5 @@ def _places(routes: Mapping[str, str], prompts: Sequence[Prompt]) -> dict[str, l
 
 
 def _in_order(places: Mapping[str, list[int]], ask: Callable[[str, list[int]], Sequence[T]]) -> list[T]:
-    found = {i: answer for name, own in places.items() for i, answer in zip(own, ask(name, own), strict=True)}
-    return [found[i] for i in sorted(found)]
+    answers = {i: answer for name, own in places.items() for i, answer in zip(own, ask(name, own), strict=True)}
+    return [answers[i] for i in sorted(answers)]

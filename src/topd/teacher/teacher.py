@@ -1,4 +1,4 @@
-"""What the loop asks of a teacher: log-probs of the very tokens the student sampled."""
+"""Protocol of teachers: log-probs of the tokens that the student sampled."""
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -26,9 +26,9 @@ class Check:
     ok: bool
     detail: str
     warning: bool = False
-    """It is no reason to stop, and a reason to look."""
+    """Passed, but the user should look at it."""
     unproven: bool = False
-    """Nothing could be compared."""
+    """Passed without a comparison."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,12 @@ class Teacher(Protocol):
 
     @property
     def honours_temperature(self) -> bool:
-        """Whether its log-probs are those at the sampling temperature. If not, only temperature 1 is right."""
+        """True if its log-probs are at the sampling temperature; else only temperature 1 is correct."""
         ...
 
     @property
     def engine_kind(self) -> str:
-        """What computes its log-probs. Where rollouts come from the same kind, the reward compares the two engines' numbers."""
+        """Backend that computes its log-probs. Rollouts of the same kind are compared by the engines' own numbers."""
         ...
 
     @property
@@ -57,15 +57,15 @@ class Teacher(Protocol):
 
     @property
     def context_note(self) -> str:
-        """Why the context is shorter than the model's own; empty where it is not."""
+        """Reason why the context is shorter than the model's own; else empty."""
         ...
 
     def checks(self, student: LanguageModel, *, asked: bool) -> list[Check]:
-        """Whether it and the student know the same tokens and, if credit asks it (`asked`), end alike."""
+        """Checks that it and the student have the same tokens and, if credit uses it (`asked`), the same end tokens."""
         ...
 
     def prefetch(self, groups: Sequence[RolloutGroup]) -> None:
-        """Told of groups that `score` will be asked for. May start on them."""
+        """Announce groups for a later `score`, so that work on them may start."""
         ...
 
     @property
@@ -90,7 +90,7 @@ class Teacher(Protocol):
 
 @runtime_checkable
 class OneTeacher(Teacher, Protocol):
-    """A teacher that is one model, and can be asked for the log-probs of any tokens."""
+    """A teacher that is one model and can score any tokens."""
 
     @property
     def temperature(self) -> float:

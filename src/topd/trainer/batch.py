@@ -29,7 +29,7 @@ def make_batches(
     epochs: int,
     seed: tuple[int | str, ...],
 ) -> list[TrainBatch]:
-    """The mini-batches of a step in the order of their updates: whole groups, shuffled anew for every epoch.
+    """The mini-batches of a step in the order of their updates: whole groups, reshuffled for every epoch.
 
     All have `minibatch_prompts` groups. If some groups were dropped, they are as equal as can be: a small one would make an
     update of full weight.
