@@ -38,12 +38,12 @@ EVIDENCE = {
 }
 
 PROMPT_FIELDS = {"answers": "answer", "demonstrations": "demonstration"}
-"""What an algorithm may need of the prompts, and the field of `Prompt` that holds it."""
+"""Needs that prompts fulfil, and the field of `Prompt` for each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Streams that a teacher is asked for."""
+    """Streams requested of a teacher."""
 
     streams: Set[str] = frozenset({"teacher_logprobs"})
     top_k: int = 0
@@ -51,5 +51,5 @@ class Wanted:
 
 
 def of_teacher(needs: Set[str]) -> frozenset[str]:
-    """Those streams of `needs` that a teacher gives."""
+    """Streams of `needs` that a teacher gives."""
     return frozenset(name for name in needs if name in EVIDENCE and EVIDENCE[name].source == "teacher")

@@ -17,7 +17,7 @@ UNREADABLE = (OSError, pa.ArrowException, KeyError, ValueError, TypeError, Attri
 def read(path: Path, schema: pa.Schema | None = None, optional: pa.Schema | None = None) -> pa.Table:
     """All columns, or those of `schema` (and those of `optional` that are there) in their types.
 
-    Raises one of UNREADABLE for what is no file, damaged or lacks a column of `schema`.
+    Raises one of UNREADABLE if the file or a column of `schema` is missing or damaged.
     """
     if not path.is_file():
         raise OSError(f"{path.name} is not a file")

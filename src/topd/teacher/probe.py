@@ -113,7 +113,7 @@ def _check_temperature(temperature: float, honoured: bool) -> Check:
 
 
 def _check_evidence(teacher: Teacher, wanted: Wanted) -> Check:
-    """Whether the teacher gives all that the algorithm asks for."""
+    """Check that the teacher gives all streams that the algorithm needs."""
     lacking = ", ".join(sorted(wanted.streams - teacher.gives))
     detail = f"the teacher gives {', '.join(sorted(wanted.streams & teacher.gives))}"
     if lacking:
