@@ -243,6 +243,14 @@ class AlgorithmConfig(Section):
         """k of the streams with k entries per token that the algorithm asks a teacher for."""
         return 0
 
+    def judge_noise(self, largest: float) -> tuple[bool, str]:
+        """What log-ratios that are rounding alone do to it: whether they do harm, and the end of a sentence on it.
+
+        `largest`: their largest root mean square in a group (nats).
+        """
+        words = f', and algorithm.type = "{self.type}" learns from it. Set float32 for teacher and trainer, or algorithm.type = '
+        return False, words + '"topd", which ignores noise below algorithm.rounding.'
+
     def in_precision(self, dtype: Dtype) -> "AlgorithmConfig":
         """The same, with what was left unset and depends on the precision of log-ratios. `dtype`: the lowest that enters them."""
         return self

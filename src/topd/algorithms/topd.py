@@ -82,6 +82,15 @@ class Config(AlgorithmConfig):
             return self
         return self.model_copy(update={"rounding": ROUNDING_BFLOAT16 if dtype == "bfloat16" else ROUNDING})
 
+    def judge_noise(self, largest: float) -> tuple[bool, str]:
+        rounding = self.rounding or 0.0
+        if largest <= rounding:
+            return False, f": no advantage, as algorithm.rounding = {rounding:g}"
+        return True, (
+            f". That is above algorithm.rounding = {rounding:g}: once student and teacher agree, advantages are rounding errors, "
+            f"and the student drifts. Set algorithm.rounding = {2 * largest:.1g}, or float32 for teacher and trainer."
+        )
+
     @property
     def min_group_size(self) -> int:
         return 2 if self.normalize.startswith("group") else 1

@@ -10,14 +10,13 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from topd.config import AlgorithmConfig, Config
+from topd.config import Config
 from topd.errors import RunStopped
 from topd.evidence import Wanted
 from topd.models.language_model import LanguageModel
 from topd.models.logprobs import score_groups
 from topd.models.policy import frozen_copy
 from topd.ops.proximal import proximal_reward
-from topd.ops.returns import immediate_plus_mean_future
 from topd.rollout.engine import Engine, SamplingParams
 from topd.teacher.endpoint import EndpointTeacher
 from topd.teacher.local import DEFAULT, LocalTeacher
@@ -171,7 +170,8 @@ def check_self_teacher(config: Config, student: LanguageModel, groups: Sequence[
     if config.reward_dtype == "float32":
         return Check(name=name, ok=True, detail=detail)
     noise, largest = own_noise(config, student, groups, own)
-    return _judged_noise(name, f"{detail}. {noise}", largest, config.algorithm)
+    harmful, words = config.algorithm.judge_noise(largest)
+    return Check(name=name, ok=True, warning=harmful, detail=f"{detail}. {noise}{words}")
 
 
 def own_noise(
@@ -185,39 +185,15 @@ def own_noise(
     low = any(teacher.dtype == "bfloat16" for teacher in config.teachers_by_name().values())
     copy = frozen_copy(student, torch.bfloat16) if low else dataclasses.replace(student, autocast_dtype=None)
     scores = LocalTeacher(copy, temperature=config.rollout.temperature, max_tokens=4096).score(groups)
-    alpha = getattr(config.algorithm, "alpha", 1.0)
-    parts, spreads, stds = [], [], []
-    for group, mine, theirs in zip(groups, own, scores, strict=True):
+    parts, spreads = [], []
+    for mine, theirs in zip(own, scores, strict=True):
         assert not isinstance(theirs, Unscored), "a local teacher scores all"
         log_ratio = theirs["teacher_logprobs"] - torch.cat(mine)
-        lengths = torch.tensor([len(completion) for completion in group.completions])
-        returns = immediate_plus_mean_future(proximal_reward(log_ratio, alpha=alpha), lengths)
         parts.append(log_ratio.abs())
         spreads.append(float(log_ratio.square().mean().sqrt()))
-        stds.append(float(returns.std(correction=0)))
     size = torch.cat(parts)
     sentence = (
         f"In the precision of teacher and trainer (bfloat16) the student differs from itself by {float(size.mean()):.2g} nats a "
-        f"token (99 % within {float(size.quantile(0.99)):.2g}), root mean square up to {max(spreads):.2g} in a group; returns "
-        f"from that noise alone have a std up to {max(stds):.2g}"
+        f"token (99 % within {float(size.quantile(0.99)):.2g}), root mean square up to {max(spreads):.2g} in a group"
     )
     return sentence, max(spreads)
-
-
-def _judged_noise(name: str, detail: str, largest: float, algorithm: AlgorithmConfig) -> Check:
-    rounding = getattr(algorithm, "rounding", None)
-    if rounding is None:
-        detail += (
-            f', and algorithm.type = "{algorithm.type}" learns from it. Set float32 for teacher and trainer, or algorithm.type = '
-        )
-        return Check(name=name, ok=True, detail=detail + '"topd", which ignores noise below algorithm.rounding.')
-    if largest <= rounding:
-        return Check(name=name, ok=True, detail=f"{detail}: no advantage, as algorithm.rounding = {rounding:g}")
-    remedy = float(f"{2 * largest:.1g}")
-    return Check(
-        name=name,
-        ok=True,
-        warning=True,
-        detail=f"{detail}. That is above algorithm.rounding = {rounding:g}: once student and teacher agree, advantages are "
-        f"rounding errors, and the student drifts. Set algorithm.rounding = {remedy:g}, or float32 for teacher and trainer.",
-    )
