@@ -21,7 +21,7 @@ import tomli_w
 
 from topd.run import vocabulary
 from topd.run.catalogue import METRICS
-from topd.run.rollouts import SCHEMA, UPDATES_SCHEMA
+from topd.run.columns import ROLLOUTS, UPDATES
 
 VOCABULARY = 50_000
 GROUP = 8
@@ -71,12 +71,12 @@ def write_step(folder: Path, step: int, random: np.random.Generator, *, rollouts
         "completion": ["the sum is 12"] * rollouts,
         "completion_ids": ragged(random.integers(1, VOCABULARY, count, dtype=np.int32)),
         "finish_reason": ["stop"] * rollouts,
-        "reward": random.integers(0, 2, rollouts).astype(np.float32),
+        "grade": random.integers(0, 2, rollouts).astype(np.float32),
         "num_grader_errors": np.zeros(rollouts, np.int32),
     }
     logprobs = {name: ragged(student) for name in ("rollout_logprobs", "behaviour_logprobs", "old_logprobs")}
     credit = {"token_rewards": ragged(reward), "returns": ragged(reward), "advantages": ragged(advantage)}
-    table = pa.table({**plain, **logprobs, "teacher_logprobs": ragged(teacher), **credit}, schema=SCHEMA)
+    table = pa.table({**plain, **logprobs, "teacher_logprobs": ragged(teacher), **credit}, schema=ROLLOUTS)
     pq.write_table(table, folder / "rollouts" / f"step_{step:06d}.parquet", compression="zstd", compression_level=1)
     ratio = np.exp(random.normal(0, 0.05, count)).astype(np.float32)
     seen = {
@@ -86,7 +86,7 @@ def write_step(folder: Path, step: int, random: np.random.Generator, *, rollouts
         "importance_ratios": ragged(ratio),
         "clipped": ragged(ratio > 1.1),
     }
-    updates = pa.table(seen, schema=UPDATES_SCHEMA)
+    updates = pa.table(seen, schema=UPDATES)
     pq.write_table(updates, folder / "updates" / f"step_{step:06d}.parquet", compression="zstd", compression_level=1)
 
 

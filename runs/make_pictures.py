@@ -15,7 +15,7 @@ PICTURES = Path(__file__).parent.parent / "docs" / "pictures"
 def report(page: Page) -> None:
     """The top of the page, with the first curves drawn."""
     page.locator("#curves h3").first.scroll_into_view_if_needed()
-    for name in ("accuracy-held_out", "reward", "reward-spread", "gap", "log-ratio", "token-reward"):
+    for name in ("accuracy-held_out", "grade", "grade-spread", "gap", "log-ratio", "token-reward"):
         page.locator(f"#chart-{name} .plot[data-ready]").wait_for(timeout=20_000)
     page.evaluate("window.scrollTo(0, 0)")
     page.screenshot(path=PICTURES / "report.png", clip={"x": 0, "y": 0, "width": 1280, "height": 1240}, full_page=True)

@@ -21,7 +21,7 @@ def show(run: Path) -> None:
             f"| {row['model']} | {row['step']} | {row['avg_at_k']:.1%} | {low:.1%} to {high:.1%} | {row['k']} "
             f"| {row['problems']} | {row['truncation_rate']:.1%} | {row['mean_length']:.1f} |"
         )
-    names = ("reward/mean", "teacher/gap", "token_reward/floor_share", "policy/entropy", "ratio/clip_share", "train/grad_norm")
+    names = ("grade/mean", "teacher/gap", "token_reward/floor_share", "policy/entropy", "ratio/clip_share", "train/grad_norm")
     metrics = rows(run / "metrics.jsonl")
     names = [name for name in names if any(row.get(name) is not None for row in metrics)]
     print("\n| step | " + " | ".join(names) + " |\n" + "| --- " * (len(names) + 1) + "|")

@@ -131,7 +131,7 @@ def plain_logprobs(
 
 
 def scored_groups(*shapes: tuple[int, ...], seed: int = 0) -> list[ScoredGroup]:
-    """Groups with random tokens, log-probs and rewards; every shape is the tokens of each completion."""
+    """Groups with random tokens, log-probs and grades; every shape is the tokens of each completion."""
     generator = torch.Generator().manual_seed(seed)
     tokens = ragged_groups(*((3, shape) for shape in shapes), seed=seed)
     return [_scored(i, group, generator) for i, group in enumerate(tokens)]
@@ -158,12 +158,12 @@ def _scored(number: int, group: Tokens, generator: torch.Generator) -> ScoredGro
     )
 
 
-def evidence(rewards: Tensor | None = None, **parts: tuple[Tensor, ...] | None) -> Ragged:
+def evidence(grades: Tensor | None = None, **parts: tuple[Tensor, ...] | None) -> Ragged:
     """Of one group: `behaviour`, `old` and `teacher` log-probs, one tensor per completion."""
     given = {f"{name}_logprobs": stream for name, stream in parts.items() if stream is not None}
     shape = Ragged.of([next(iter(given.values()))])
-    rewards = torch.zeros(len(shape.lengths)) if rewards is None else rewards
-    return replace(shape, tokens={name: torch.cat(stream) for name, stream in given.items()}, rollouts={"rewards": rewards})
+    grades = torch.zeros(len(shape.lengths)) if grades is None else grades
+    return replace(shape, tokens={name: torch.cat(stream) for name, stream in given.items()}, rollouts={"grades": grades})
 
 
 def without_teacher(ragged: Ragged) -> Ragged:
@@ -172,12 +172,12 @@ def without_teacher(ragged: Ragged) -> Ragged:
 
 
 def credit_input(
-    student: list[list[list[float]]], teacher: list[list[list[float]]], rewards: list[list[float]] | None = None
+    student: list[list[list[float]]], teacher: list[list[list[float]]], grades: list[list[float]] | None = None
 ) -> Ragged:
     """From nested lists, group by group, completion by completion, token by token."""
 
     def of_group(i: int) -> Ragged:
-        grades = torch.tensor(rewards[i]) if rewards else None
-        return evidence(grades, behaviour=tuple(map(torch.tensor, student[i])), teacher=tuple(map(torch.tensor, teacher[i])))
+        of_rollouts = torch.tensor(grades[i]) if grades else None
+        return evidence(of_rollouts, behaviour=tuple(map(torch.tensor, student[i])), teacher=tuple(map(torch.tensor, teacher[i])))
 
     return Ragged.join([of_group(i) for i in range(len(student))])

@@ -44,7 +44,9 @@ def explain_options(explain: argparse.ArgumentParser) -> None:
         "--rollout", type=int, metavar="I", help="the rollout whose tokens are listed (the one with the worst token)"
     )
     explain.add_argument(
-        "--color", choices=("log_ratio", "reward", "return", "advantage"), help="quantity that colours the tokens (log_ratio)"
+        "--color",
+        choices=("log_ratio", "token_reward", "return", "advantage"),
+        help="quantity that colours the tokens (log_ratio)",
     )
     explain.add_argument("--tokens", action="store_true", help="list the tokens of every rollout")
 

@@ -21,7 +21,7 @@ class Stream:
 
 
 EVIDENCE = {
-    "rewards": Stream(axes="rollout", source="grader", meaning="grade of each completion, in [0, 1]; 0 where nothing was graded"),
+    "grades": Stream(axes="rollout", source="grader", meaning="grade of each completion, in [0, 1]; 0 where nothing was graded"),
     "behaviour_logprobs": Stream(
         axes="token",
         source="student",

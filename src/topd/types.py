@@ -80,7 +80,7 @@ class ScoredGroup:
     """A group with the evidence that credit is made of.
 
     ScoredGroup(group=RolloutGroup(...), evidence=Ragged(lengths=[3, 2], group_sizes=[2],
-        rollouts = {"rewards":            [1., 0.]},
+        rollouts = {"grades":             [1., 0.]},
         tokens   = {"behaviour_logprobs": [-0.5, -1.0, -0.2, -0.4, -0.1],
                     "old_logprobs":       [-0.5, -1.0, -0.2, -0.4, -0.1],
                     "teacher_logprobs":   [-0.3, -2.0, -0.2, -0.1, -0.6]}))
@@ -148,20 +148,20 @@ class Forward:
 class UpdateReport:
     """One optimizer update. Sums and counts, so that reports of micro-batches, updates and ranks add up.
 
-    UpdateReport(loss=-0.003, grad_norm=1.7, learning_rate=3e-4, log_ratio=tensor([...]), clipped=tensor([...]))
+    UpdateReport(loss=-0.003, grad_norm=1.7, learning_rate=3e-4, log_importance=tensor([...]), clipped=tensor([...]))
     """
 
     loss: float
     grad_norm: float
     learning_rate: float
-    log_ratio: Float[Tensor, " token"]
+    log_importance: Float[Tensor, " token"]
     """log of the importance ratio of every token of the mini-batch, in its order, before the update."""
     clipped: Bool[Tensor, " token"]
     """True if a clip left the token without gradient."""
 
     @property
     def num_tokens(self) -> int:
-        return len(self.log_ratio)
+        return len(self.log_importance)
 
 
 StepReport = Sequence[UpdateReport]

@@ -193,13 +193,13 @@ def permuted(batch: Ragged, groups: list[int], rows: list[int]) -> Ragged:
     def flat(values):
         return torch.cat([nested(values, batch)[g][r] for g in groups for r in rows])
 
-    per_rollout = torch.stack([batch.lengths.float(), batch["rewards"]], dim=-1).reshape(len(batch.group_sizes), len(rows), 2)
+    per_rollout = torch.stack([batch.lengths.float(), batch["grades"]], dim=-1).reshape(len(batch.group_sizes), len(rows), 2)
     per_rollout = per_rollout[groups][:, rows].reshape(-1, 2)
     return Ragged(
         lengths=per_rollout[:, 0].long(),
         group_sizes=batch.group_sizes[groups],
         tokens={name: flat(stream) for name, stream in batch.tokens.items()},
-        rollouts={"rewards": per_rollout[:, 1]},
+        rollouts={"grades": per_rollout[:, 1]},
     )
 
 

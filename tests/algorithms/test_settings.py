@@ -58,7 +58,7 @@ def test_topd_divides_by_no_less_than_the_set_floor(normalize: str) -> None:
 
 
 def test_grpo_divides_by_no_less_than_the_set_floor() -> None:
-    data = dataclasses.replace(flatten(scored_groups((2, 1))), rollouts={"rewards": torch.tensor([1.0, 0.0])})
+    data = dataclasses.replace(flatten(scored_groups((2, 1))), rollouts={"grades": torch.tensor([1.0, 0.0])})
     grpo = algorithms.load("grpo")
     assert grpo.credit(data, grpo.Config(std_floor=5.0)).advantages.tolist() == pytest.approx([0.1, 0.1, -0.1])
 

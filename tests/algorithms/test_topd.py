@@ -119,7 +119,7 @@ def test_plain_log_ratio_without_returns_and_normalisation_is_opd():
 def test_credit_is_made_of_log_probs_alone():
     """No outcome reward: other grades give the same credit."""
     data = batch((3, 5), (1, 4))
-    graded = dataclasses.replace(data, rollouts={"rewards": data["rewards"] + torch.tensor([1.0, -2.0, 3.0, 0.5])})
+    graded = dataclasses.replace(data, rollouts={"grades": data["grades"] + torch.tensor([1.0, -2.0, 3.0, 0.5])})
     assert torch.equal(topd.credit(data, topd.Config()).advantages, topd.credit(graded, topd.Config()).advantages)
 
 

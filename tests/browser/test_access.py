@@ -120,16 +120,18 @@ def test_the_tab_stop_of_a_completion_says_its_numbers(tab, tmp_path: Path) -> N
     """A name on the focused token alone; the panel, which also follows the mouse, is not read out."""
     from topd.report.page import write
 
-    reward = {"reward": [-0.22314, 0.1, 0.0]}
+    reward = {"token_reward": [-0.22314, 0.1, 0.0]}
     folder = write_run(tmp_path / "run", {"a": [{**VECTOR[0], **reward}]}, words={9: b"two", 14: b" ", 1: b"<end>"})
     write_updates(folder, update(1, [1.0, 1.5, 1.0], [False, True, False]))
     opened(tab, write([folder]))
     token = tab.locator(".lens-token[data-position='0']")
     token.focus()
-    assert token.get_attribute("aria-label").startswith("token 0, two, log-ratio 0.2, reward \u22120.223, return 0, advantage ")
+    assert token.get_attribute("aria-label").startswith(
+        "token 0, two, log-ratio 0.2, token reward \u22120.223, return 0, advantage "
+    )
     tab.keyboard.press("ArrowRight")
     label = tab.evaluate("document.activeElement.ariaLabel")
-    assert label.startswith("token 1, space, log-ratio \u22121, reward 0.1, ")
+    assert label.startswith("token 1, space, log-ratio \u22121, token reward 0.1, ")
     assert label.endswith(", clipped")
     assert tab.evaluate("document.activeElement.role") == "button"
     assert token.get_attribute("aria-label") is None
@@ -145,12 +147,12 @@ def test_units_and_lists_are_those_of_the_run(tab, tmp_path: Path) -> None:
     from topd.report.page import write
     from topd.report.stored import read_run
 
-    completion = {"ids": [9, 14], "student": [-0.5, -1.0], "reward": [0.0, 1.0], "return": [1.0, 1.0], "grade": 1.0}
+    completion = {"ids": [9, 14], "student": [-0.5, -1.0], "token_reward": [0.0, 1.0], "return": [1.0, 1.0], "grade": 1.0}
     groups = {"a": [{**completion, "advantage": [0.5, 0.7]}, {**completion, "advantage": [-0.5, -0.7]}]}
     folder = write_run(tmp_path / "run", groups, algorithm={"type": "grpo"}, words={9: b"two", 14: b"!"})
     opened(tab, write([folder]))
     units = {stream.key: stream.unit for stream in streams_of(read_run(folder), has_teacher=False)}
-    assert units["reward"] == "grade"
+    assert units["token_reward"] == "grade"
     assert "The credit that every sampled token got." in tab.locator("#tokens p").first.inner_text()
     tab.locator(".lens-token[data-position='1']").first.hover()
     assert tab.locator(".lens-colours input").evaluate_all("(all) => all.map((one) => one.value)") == list(units)[1:]
@@ -187,7 +189,7 @@ def test_shades_grow_with_the_square_root(tab, tmp_path: Path) -> None:
     sizes = [0.0, 0.01, 0.0625, 0.25, 1.0]
     teacher = [-1.0 + sign * 8 * size for sign in (1, -1) for size in sizes] + [7.0] * 90
     reward = [0.0, 0.1, -0.05] + [0.0] * 97
-    completion = {"ids": [9] * 100, "student": [-1.0] * 100, "teacher": teacher, "reward": reward}
+    completion = {"ids": [9] * 100, "student": [-1.0] * 100, "teacher": teacher, "token_reward": reward}
     opened(tab, write([write_run(tmp_path / "run", {"a": [completion]}, words={9: b"two"})]))
     shades = [1, 2.5, 5, 10]
     for first, side in ((0, "up"), (5, "down")):
@@ -201,7 +203,7 @@ def test_shades_grow_with_the_square_root(tab, tmp_path: Path) -> None:
     ticks = [middle(box) for box in boxes(tab, ".lens-ticks span")]
     cells = [middle(box) for box in boxes(tab, ".lens-bar i")]
     assert ticks == pytest.approx([cells[0], cells[5], cells[10], cells[15], cells[20]], abs=1)
-    colour_by(tab, "reward")
+    colour_by(tab, "token_reward")
     floor = boxes(tab, ".lens-floor")[0]["x"]
     assert cells[0] - 1 <= floor <= cells[1]  # log(1 - 0.2) = -0.223 is the end of this scale
 
@@ -249,12 +251,17 @@ def test_five_thousand_tokens_change_their_colour_at_once(tab, tmp_path: Path) -
     from topd.report.page import write
 
     values = [((i * 37) % 100 - 50) / 10 for i in range(1000)]
-    completion = {"ids": [9] * 1000, "student": [-6.0] * 1000, "teacher": [value - 6 for value in values], "reward": values[::-1]}
+    completion = {
+        "ids": [9] * 1000,
+        "student": [-6.0] * 1000,
+        "teacher": [value - 6 for value in values],
+        "token_reward": values[::-1],
+    }
     folder = write_run(tmp_path / "run", {"a": [completion] * 5}, words={9: b"two "})
     opened(tab, write([folder]))
     assert tab.locator(".lens-grid .lens-token").count() == 5000
     taken = tab.evaluate(
-        """() => ["reward", "log_ratio", "reward", "log_ratio", "reward"].map((value) => {
+        """() => ["token_reward", "log_ratio", "token_reward", "log_ratio", "token_reward"].map((value) => {
             const began = performance.now();
             document.querySelector(`.lens-colours input[value=${value}]`).click();
             document.body.offsetHeight;

@@ -53,7 +53,7 @@ def hostile(tmp_path: Path) -> Path:
     (folder / "config.toml").write_text(config + "[student]\nname = '''" + SCRIPT + "'''\n")
     (folder / "environment.json").write_text('{"<script>window.pwned=6</script>": "</td><script>window.pwned=7</script>"}')
     (folder / "metrics.jsonl").write_text(
-        '{"step": 1, "teacher/gap": "<script>window.pwned=8</script>", "reward/mean": 0.5}\nnot json\n'
+        '{"step": 1, "teacher/gap": "<script>window.pwned=8</script>", "grade/mean": 0.5}\nnot json\n'
     )
     return write([folder])
 
@@ -62,7 +62,7 @@ def hostile(tmp_path: Path) -> Path:
 def test_nothing_executes_and_nothing_breaks_the_layout(tab, hostile: Path) -> None:
     opened(tab, hostile)
     draw_all(tab)
-    for stream in ("log_ratio", "reward", "return", "advantage"):
+    for stream in ("log_ratio", "token_reward", "return", "advantage"):
         colour_by(tab, stream)
     for position in range(len(WORDS)):
         tab.locator(f".lens-token[data-rollout='0'][data-position='{position}']").first.hover(timeout=3000)

@@ -44,11 +44,11 @@ def check_details(tab, folder: Path, step: int, group: int, rollout: int, positi
     expected = {
         "token_id": row["completion_ids"][position],
         "position": position,
-        "student_logprob": row["behaviour_logprobs"][position],
+        "behaviour_logprob": row["behaviour_logprobs"][position],
         "teacher_logprob": row["teacher_logprobs"][position],
         "log_ratio": log_ratio,
         "probability_ratio": math.exp(log_ratio),
-        "reward": row["token_rewards"][position],
+        "token_reward": row["token_rewards"][position],
         "return": row["returns"][position],
         "advantage": row["advantages"][position],
         "importance_ratio": seen["importance_ratios"][position],
@@ -161,7 +161,7 @@ def test_every_control_can_be_reached_with_the_keyboard(tab, quickstart: Path) -
     assert any("lens-token" in str(name) for name in reached)
 
 
-@pytest.mark.parametrize("stream", ["log_ratio", "reward", "return", "advantage"])
+@pytest.mark.parametrize("stream", ["log_ratio", "token_reward", "return", "advantage"])
 def test_colours_follow_the_chosen_stream(tab, quickstart: Path, stream: str) -> None:
     """Blue above 0, orange below: checked on the extreme tokens of the group, by the hue that is really on the screen."""
     opened(tab, quickstart / "report.html")
@@ -170,7 +170,7 @@ def test_colours_follow_the_chosen_stream(tab, quickstart: Path, stream: str) ->
     table = pq.read_table(quickstart / f"rollouts/step_{step:06d}.parquet").to_pylist()
     prompt = list(dict.fromkeys(row["prompt_id"] for row in table))[group]
     own = [row for row in table if row["prompt_id"] == prompt]
-    column = {"reward": "token_rewards", "return": "returns", "advantage": "advantages"}.get(stream)
+    column = {"token_reward": "token_rewards", "return": "returns", "advantage": "advantages"}.get(stream)
     values = {
         (i, k): value
         for i, row in enumerate(own)
@@ -184,7 +184,7 @@ def test_colours_follow_the_chosen_stream(tab, quickstart: Path, stream: str) ->
             "(e) => getComputedStyle(e).backgroundColor.match(/[\\d.]+/g).slice(0, 3).map(Number)", token.element_handle()
         )
         assert sign * (blue - red) >= 0
-    assert ("floor" in tab.locator(".lens-legend").inner_text()) == (stream == "reward")
+    assert ("floor" in tab.locator(".lens-legend").inner_text()) == (stream == "token_reward")
     picture(tab, f"lens-{stream}")
 
 

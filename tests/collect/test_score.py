@@ -42,7 +42,7 @@ def test_grades_and_errors_of_the_grader_are_per_group(tmp_path: Path) -> None:
     scored = score(groups, grader=grader, teacher=None, sampler=None)
     grader.close()
     assert [item.num_grader_errors for item in scored] == [2, 0]
-    assert [item.evidence["rewards"].tolist() for item in scored] == [[0.0, 0.0], [1.0, 1.0]]
+    assert [item.evidence["grades"].tolist() for item in scored] == [[0.0, 0.0], [1.0, 1.0]]
 
 
 @pytest.mark.parametrize(

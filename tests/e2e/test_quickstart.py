@@ -19,7 +19,7 @@ WORDS = [
     *("--run.device", "cpu"),
 ]
 TRACKED = (
-    "reward/mean",
+    "grade/mean",
     "token_reward/mean",
     "teacher/gap",
     "policy/entropy",

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import tomli_w
 
-from topd.run import rollouts, vocabulary
+from topd.run import vocabulary
+from topd.run.columns import ROLLOUTS, UPDATES
 
 TOPD = {"type": "topd", "alpha": 0.2, "reward": "proximal", "returns": "mean_of_future", "normalize": "group_tokens"}
 
@@ -39,11 +40,11 @@ Completion = Mapping[str, Any]
 
 
 def write_step(path: Path, groups: Mapping[str, Sequence[Completion]], step: int = 1, **columns: Any) -> None:
-    """A step's rollouts. A completion has ids and student, and may have teacher, reward, return, advantage (zeros) and grade."""
+    """A step's rollouts. A completion has ids and student, and may have teacher, token_reward, return, advantage and grade."""
     rows = [row(prompt_id, completion) | columns for prompt_id, of_group in groups.items() for completion in of_group]
     file = path / "rollouts" / f"step_{step:06d}.parquet"
     file.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(rows, schema=rollouts.SCHEMA), file)
+    pq.write_table(pa.Table.from_pylist(rows, schema=ROLLOUTS), file)
 
 
 def row(prompt_id: str, completion: Completion) -> dict[str, Any]:
@@ -58,13 +59,13 @@ def row(prompt_id: str, completion: Completion) -> dict[str, Any]:
         "completion": "text",
         "completion_ids": completion["ids"],
         "finish_reason": "stop",
-        "reward": completion.get("grade", 0.0),
+        "grade": completion.get("grade", 0.0),
         "num_grader_errors": 0,
         "rollout_logprobs": completion["student"],
         "behaviour_logprobs": completion["student"],
         "old_logprobs": completion["student"],
         "teacher_logprobs": completion.get("teacher"),
-        "token_rewards": completion.get("reward", zeros),
+        "token_rewards": completion.get("token_reward", zeros),
         "returns": completion.get("return", zeros),
         "advantages": completion.get("advantage", zeros),
     }
@@ -87,7 +88,7 @@ def write_run(
     return path
 
 
-def write_updates(path: Path, *rows: dict[str, Any], schema: pa.Schema = rollouts.UPDATES_SCHEMA) -> None:
+def write_updates(path: Path, *rows: dict[str, Any], schema: pa.Schema = UPDATES) -> None:
     """What the updates of step 1 saw."""
     (path / "updates").mkdir(exist_ok=True)
     pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), path / "updates/step_000001.parquet")

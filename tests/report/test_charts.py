@@ -17,7 +17,7 @@ from topd.run.catalogue import METRICS, NAMES, declared_name
 
 Entry = dict[str, Any]
 UNITS = {metric.name: metric.unit for metric in METRICS}
-PER_TEACHER_NAMES = ("gap", "reward", "groups", "dropped_groups")
+PER_TEACHER_NAMES = ("gap", "token_reward", "groups", "dropped_groups")
 WORDED = {"s": "seconds", "norm": "norm of the gradient", "rate": "learning rate", "count": "number", "score": "score in [0, 1]"}
 """Units that an axis names at greater length."""
 
@@ -109,9 +109,7 @@ def test_every_line_is_as_recorded_with_its_gaps(tmp_path: Path) -> None:
 
 
 def test_steps_are_those_recorded(tmp_path: Path) -> None:
-    entry = by_id(charts([run_of(tmp_path / "run", [{"step": 4, "reward/mean": 0.25}, {"step": 9, "reward/mean": 0.5}])]))[
-        "reward"
-    ]
+    entry = by_id(charts([run_of(tmp_path / "run", [{"step": 4, "grade/mean": 0.25}, {"step": 9, "grade/mean": 0.5}])]))["grade"]
     assert traces(entry)[0]["x"] == [4, 9]
     assert table(entry, "run") == [[4, 0.25], [9, 0.5]]
     assert entry["summary"] == "0.25 at step 4, 0.5 at step 9."
@@ -174,17 +172,17 @@ def test_several_runs_have_lines_and_not_bars(tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_metric_is_left_out_of_its_chart(tmp_path: Path) -> None:
-    runs = [run_of(tmp_path / "a", [{"reward/mean": 1.0}]), run_of(tmp_path / "b", [{"teacher/gap": 2.0}])]
+    runs = [run_of(tmp_path / "a", [{"grade/mean": 1.0}]), run_of(tmp_path / "b", [{"teacher/gap": 2.0}])]
     found = by_id(charts(runs))
-    assert found.keys() == {"reward", "gap"}
+    assert found.keys() == {"grade", "gap"}
     assert {row[0] for row in found["gap"]["rows"]} == {"b"}
     assert [trace["meta"]["run"] for trace in traces(found["gap"])] == [1]
 
 
 def test_more_runs_than_colours_are_drawn_as_well(tmp_path: Path) -> None:
-    runs = [run_of(tmp_path / f"r{i}", [{"reward/mean": i / 16}], [evaluation(0, 0.5)]) for i in range(11)]
+    runs = [run_of(tmp_path / f"r{i}", [{"grade/mean": i / 16}], [evaluation(0, 0.5)]) for i in range(11)]
     found = by_id(charts(runs))
-    assert [trace["y"] for trace in traces(found["reward"])] == [[i / 16] for i in range(11)]
+    assert [trace["y"] for trace in traces(found["grade"])] == [[i / 16] for i in range(11)]
     assert len(found["accuracy-held_out"]["rows"]) == 11
 
 
@@ -192,8 +190,8 @@ def test_more_runs_than_colours_are_drawn_as_well(tmp_path: Path) -> None:
     ("metric", "chart", "shown"),
     [
         *(("advantage/degenerate_groups", "degenerate", False), ("teacher/dropped_groups", "dropped", False)),
-        *(("policy/lag", "lag", False), ("reward/grader_errors", "grader-errors", False), ("ratio/clip_share", "clip", True)),
-        *(("reward/mean", "reward", True), ("teacher/retries", "requests", False), ("teacher/cached", "cached", False)),
+        *(("policy/lag", "lag", False), ("grade/grader_errors", "grader-errors", False), ("ratio/clip_share", "clip", True)),
+        *(("grade/mean", "grade", True), ("teacher/retries", "requests", False), ("teacher/cached", "cached", False)),
     ],
 )
 def test_zeros_are_drawn_unless_they_mean_that_nothing_happened(tmp_path: Path, metric: str, chart: str, shown: bool) -> None:
@@ -204,7 +202,7 @@ def test_zeros_are_drawn_unless_they_mean_that_nothing_happened(tmp_path: Path, 
 
 def test_nothing_to_show_gives_no_chart(tmp_path: Path) -> None:
     empty = run_of(tmp_path / "empty", [])
-    assert charts([empty]) == charts([]) == charts([run_of(tmp_path / "x", [{}, {"reward/mean": None}])]) == []
+    assert charts([empty]) == charts([]) == charts([run_of(tmp_path / "x", [{}, {"grade/mean": None}])]) == []
     assert axes([empty]) == [{"step": [], "updates": [], "tokens": [], "hours": []}]
 
 
@@ -216,7 +214,7 @@ def test_metrics_of_another_version_are_drawn_as_well(tmp_path: Path) -> None:
 
 def test_of_very_long_runs_some_steps_are_drawn_the_last_among_them(tmp_path: Path) -> None:
     values = [float(i) for i in range(3 * MAX_POINTS)]
-    entry = by_id(charts([run_of(tmp_path / "run", [{"reward/mean": value} for value in values])]))["reward"]
+    entry = by_id(charts([run_of(tmp_path / "run", [{"grade/mean": value} for value in values])]))["grade"]
     [trace] = traces(entry)
     assert trace["y"] == [*values[::3], values[-1]]
     assert trace["x"] == [value + 1 for value in trace["y"]]
@@ -228,7 +226,7 @@ def test_charts_of_several_teachers(tmp_path: Path) -> None:
     rows = [{f"teacher/{name}/{what}": 1.0 for name in ("b", "a") for what in PER_TEACHER_NAMES}]
     rows[0] |= {"teacher/a/dropped_groups": 0, "teacher/b/dropped_groups": 0}
     found = by_id(charts([run_of(tmp_path / "run", rows, teachers=("b", "a"))]))
-    assert found.keys() == {"teachers-gap", "teachers-reward", "teachers-groups"}
+    assert found.keys() == {"teachers-gap", "teachers-token_reward", "teachers-groups"}
     assert [trace["name"] for trace in traces(found["teachers-gap"])] == ["a", "b"]
     assert found["teachers-gap"]["unit"] == UNITS["teacher/NAME/gap"]
     assert charts([run_of(tmp_path / "other", [])]) == []
@@ -328,11 +326,11 @@ def test_axes_are_positions_of_the_recorded_steps(tmp_path: Path) -> None:
 
 def test_long_curves_have_no_marks_and_all_their_points(tmp_path: Path) -> None:
     values = [i / 64 for i in range(100)]
-    run = run_of(tmp_path / "run", [{"reward/mean": value} for value in values])
-    [trace] = traces(by_id(charts([run]))["reward"])
+    run = run_of(tmp_path / "run", [{"grade/mean": value} for value in values])
+    [trace] = traces(by_id(charts([run]))["grade"])
     assert trace["y"] == values
     assert trace["mode"] == "lines"
-    [short] = traces(by_id(charts([run_of(tmp_path / "short", [{"reward/mean": 1.0}])]))["reward"])
+    [short] = traces(by_id(charts([run_of(tmp_path / "short", [{"grade/mean": 1.0}])]))["grade"])
     assert short["mode"] == "lines+markers"
 
 

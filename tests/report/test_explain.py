@@ -92,8 +92,8 @@ def test_the_table_holds_the_numbers_of_the_file(run: Path) -> None:
         expected += [row[name][i] for name in ("token_rewards", "returns", "advantages")] + [update["importance_ratios"][i]]
         assert all(close(cell, value) for cell, value in zip(line[2:10], expected, strict=True)), (line, expected)
         assert line[10] == ("yes" if update["clipped"][i] else "no")
-    assert f"grade {row['reward']:g}, {row['finish_reason']}, {len(lines)} tokens" in text
-    assert f"mean reward {np.mean(row['token_rewards']):+.3f}" in text
+    assert f"grade {row['grade']:g}, {row['finish_reason']}, {len(lines)} tokens" in text
+    assert f"mean token reward {np.mean(row['token_rewards']):+.3f}" in text
     assert row["prompt_id"] in text
     assert row["prompt"] in text
     assert "alpha 0.2" in text
@@ -135,9 +135,9 @@ def test_colors_say_what_the_numbers_say(run: Path) -> None:
     assert stripped == [line.rstrip() for line in plain.splitlines() if "colour" not in line]
 
 
-@pytest.mark.parametrize("color", ["log_ratio", "reward", "return", "advantage"])
+@pytest.mark.parametrize("color", ["log_ratio", "token_reward", "return", "advantage"])
 def test_tokens_can_be_colored_by(run: Path, color: str) -> None:
-    assert re.search(color.replace("_", "-"), shown(run, color=color).split("colour")[1].split("\n")[0])
+    assert re.search(color.replace("_", "."), shown(run, color=color).split("colour")[1].split("\n")[0])
 
 
 def test_a_scale_diverges_from_zero() -> None:
@@ -285,7 +285,9 @@ def test_a_run_without_a_teacher_shows_its_largest_advantage(tmp_path: Path) -> 
     assert "tokens of rollout 1 of group 1" in text
     assert "lowest advantage" in text
     assert "floor" not in text
-    with pytest.raises(ConfigError, match=r"--color log_ratio: the rollouts of step 1 hold no log_ratio\. Choose from reward"):
+    with pytest.raises(
+        ConfigError, match=r"--color log_ratio: the rollouts of step 1 hold no log_ratio\. Choose from token_reward"
+    ):
         shown(path, color="log_ratio")
 
 

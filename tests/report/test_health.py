@@ -38,9 +38,9 @@ def healthy_row(i: int) -> dict[str, Any]:
     return {
         "step": i + 1,
         "policy_version": 8 * (i + 1),
-        "reward/mean": min(1.0, (0.1 + 0.03 * i) * noise),
-        "reward/std_in_group": 0.3,
-        "reward/grader_errors": 0,
+        "grade/mean": min(1.0, (0.1 + 0.03 * i) * noise),
+        "grade/std_in_group": 0.3,
+        "grade/grader_errors": 0,
         "token_reward/mean": -0.01 / (i + 1),
         "token_reward/floor_share": 0.03,
         "token_reward/std_in_group": 0.1,
@@ -194,9 +194,9 @@ FAILURES: list[tuple[dict[str, Any], dict[str, str]]] = [
     ({"teacher__gap": [0.5, 0.52, 0.48] * 4}, {"The gap to the teacher does not fall": "warning"}),
     ({"teacher__gap": [0.8, 0.7, 0.6, 0.5] + [0.3] * 8}, {"The gap fell, then stopped falling": "note"}),
     ({"teacher__gap": -0.3}, {"The gap to the teacher is negative": "warning"}),
-    ({"reward__mean": FALLING}, {"Closer to the teacher, but less often right": "bad"}),
-    ({"reward__mean": FALLING, "teacher__gap": 0.005}, {"Grades fall": "warning"}),
-    ({"reward__mean": 0.0}, {"No completion earned a grade": "note"}),
+    ({"grade__mean": FALLING}, {"Closer to the teacher, but less often right": "bad"}),
+    ({"grade__mean": FALLING, "teacher__gap": 0.005}, {"Grades fall": "warning"}),
+    ({"grade__mean": 0.0}, {"No completion earned a grade": "note"}),
     ({"policy__entropy": [0.2] * 6 + [0.001] * 6}, {"Entropy has collapsed": "warning"}),
     ({"policy__entropy": [0.2] * 4 + [0.5] * 8}, {"Entropy grows": "warning"}),
     ({"token_reward__floor_share": 0.3}, {"The teacher rejects many tokens": "warning"}),
@@ -216,7 +216,7 @@ FAILURES: list[tuple[dict[str, Any], dict[str, str]]] = [
     ({"teacher__dropped_groups": 2}, {"Groups were dropped": "warning"}),
     ({"teacher__retries": 1}, {"The teacher's servers failed at times": "note"}),
     ({"teacher__retries": 20}, {"The teacher's servers failed at times": "warning"}),
-    ({"reward__grader_errors": [0] * 11 + [3]}, {"The grader raises": "warning"}),
+    ({"grade__grader_errors": [0] * 11 + [3]}, {"The grader raises": "warning"}),
     ({"seconds__teacher": 40.0, "seconds__step": 42.0}, {"One phase takes nearly all the time": "note"}),
     ({"seconds__step": [2.5] * 4 + [3.0] * 4 + [5.0] * 4}, {"The run gets slower": "warning"}),
     ({"memory__peak": [1.0] * 4 + [1.2] * 4 + [1.5] * 4}, {"Memory grows": "note"}),
@@ -258,8 +258,8 @@ ENDS_OF_RANGES = [
     ("teacher/log_ratio_p99", "high", "Some tokens are pulled up hard"),
     ("teacher/dropped_groups", "high", "Groups were dropped"),
     ("teacher/retries", "high", "The teacher's servers failed at times"),
-    ("reward/grader_errors", "high", "The grader raises"),
-    ("reward/std_in_group", "low", "All grades of a group are equal"),
+    ("grade/grader_errors", "high", "The grader raises"),
+    ("grade/std_in_group", "low", "All grades of a group are equal"),
     ("teacher/gap", "low", "The gap to the teacher is negative"),
 ]
 
@@ -272,7 +272,7 @@ def test_the_ends_of_a_range_are_inside_and_what_is_beyond_gets_the_verdict(name
         rows = with_series(**{name: value})
         if name == "teacher/log_ratio_p01":
             rows = [{**row, "token_reward/mean": -row["teacher/gap"]} for row in rows]
-        if name == "reward/std_in_group":  # only where credit comes from grades
+        if name == "grade/std_in_group":  # only where credit comes from grades
             rows = [{key: number for key, number in row.items() if not key.startswith(("teacher/", "token_"))} for row in rows]
         config = UNBOUNDED if name == "teacher/log_ratio_p01" else CONFIG
         assert (title in bad_things(a_run(rows, config=config))) is expected, value
@@ -425,12 +425,12 @@ def test_one_update_a_step_says_nothing_about_ratios() -> None:
 def test_grades_alone_without_a_teacher() -> None:
     rows = without(*(name for name in NAMES if name.startswith(("teacher/", "token_reward/"))))
     assert bad_things(a_run(rows)) == {}
-    rows = [{**row, "reward/std_in_group": 0.0, "advantage/degenerate_groups": 1.0} for row in rows]
+    rows = [{**row, "grade/std_in_group": 0.0, "advantage/degenerate_groups": 1.0} for row in rows]
     assert bad_things(a_run(rows)) == {"All grades of a group are equal": "bad"}
 
 
 def test_equal_grades_do_not_matter_where_a_teacher_scores() -> None:
-    assert bad_things(a_run(with_series(reward__std_in_group=0.0))) == {}
+    assert bad_things(a_run(with_series(grade__std_in_group=0.0))) == {}
 
 
 def test_infinities_of_both_signs_have_no_mean_and_no_warning() -> None:
@@ -443,7 +443,7 @@ def test_demonstrations_are_judged_by_their_loss() -> None:
     names = [
         name for name in NAMES if name.startswith(("teacher/", "token_reward/", "policy/l", "policy/m", "policy/e", "ratio/"))
     ]
-    spoilt = {"completion/mean_length": 1.0, "reward/std_in_group": 0.0, "advantage/degenerate_groups": 1.0, "reward/mean": 0.0}
+    spoilt = {"completion/mean_length": 1.0, "grade/std_in_group": 0.0, "advantage/degenerate_groups": 1.0, "grade/mean": 0.0}
     rows = [{**row, **spoilt, "train/loss": 1.0 - 0.05 * i} for i, row in enumerate(without(*names))]
     assert bad_things(a_run(rows), [a_step(big=1e6)]) == {}
     assert "The loss falls" in titles(verdicts(a_run(rows)), "good")
@@ -465,8 +465,8 @@ def test_lag_of_one_step_is_allowed_where_the_settings_say_so() -> None:
 
 def test_one_noisy_step_makes_no_verdict() -> None:
     """Except for spikes and counts, which say so."""
-    quiet = {"reward/mean", "step", "policy_version", "train/updates", "train/grad_norm_max", "seconds/step", "tokens/rollout"}
-    for name in sorted(healthy_row(0).keys() - quiet - {"reward/grader_errors", "teacher/dropped_groups", "teacher/retries"}):
+    quiet = {"grade/mean", "step", "policy_version", "train/updates", "train/grad_norm_max", "seconds/step", "tokens/rollout"}
+    for name in sorted(healthy_row(0).keys() - quiet - {"grade/grader_errors", "teacher/dropped_groups", "teacher/retries"}):
         for i in (0, 5, 10, 11):
             for factor in (100.0, -100.0, 0.0):
                 rows = healthy_rows()
@@ -514,7 +514,7 @@ def test_a_change_counts_if_it_is_large_and_no_work_of_chance() -> None:
 
 
 def test_levels_are_sorted_worst_first_and_every_verdict_is_complete() -> None:
-    rows = with_series(completion__mean_length=GROWING, policy__mismatch_kl=0.02, reward__mean=0.0, teacher__retries=1)
+    rows = with_series(completion__mean_length=GROWING, policy__mismatch_kl=0.02, grade__mean=0.0, teacher__retries=1)
     found = verdicts(a_run(rows, problems=["x"]), [a_step(end=-9.0)])
     ranks = [LEVELS.index(each.level) for each in found]
     assert ranks == sorted(ranks)

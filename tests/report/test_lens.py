@@ -20,9 +20,9 @@ from topd.report.stored import read_run
 from topd.report.stored_step import StoredGroup, StoredRollout, StoredStep
 
 COLUMNS = {
-    "student_logprob": "behaviour_logprobs",
+    "behaviour_logprob": "behaviour_logprobs",
     "teacher_logprob": "teacher_logprobs",
-    "reward": "token_rewards",
+    "token_reward": "token_rewards",
     "return": "returns",
     "advantage": "advantages",
 }
@@ -31,7 +31,7 @@ Payload = dict[str, Any]
 
 
 def completion(rng: np.random.Generator, length: int) -> dict[str, Any]:
-    names = ("student", "teacher", "reward", "return", "advantage")
+    names = ("student", "teacher", "token_reward", "return", "advantage")
     streams = {name: rng.normal(size=length).astype(np.float32).tolist() for name in names}
     return {"ids": rng.integers(0, 50, length).tolist(), "grade": float(rng.integers(0, 2)), **streams}
 
@@ -182,12 +182,12 @@ def test_however_small_the_budget_something_of_each_completion_is_there(tmp_path
     assert lengths == {64}
 
 
-def test_mean_rewards_are_over_the_whole_completion(tmp_path: Path) -> None:
+def test_mean_token_rewards_are_over_the_whole_completion(tmp_path: Path) -> None:
     path = long_run(tmp_path / "run", steps=1, groups=1, length=300)
     [group] = lens(path, max_tokens=300)["steps"][0]["groups"]
     for rollout, row in zip(group["rollouts"], rows_of(path, 1), strict=True):
         assert len(rollout["ids"]) == 100
-        assert rollout["mean_reward"] == pytest.approx(math.fsum(row["token_rewards"]) / 300, rel=1e-5)
+        assert rollout["mean_token_reward"] == pytest.approx(math.fsum(row["token_rewards"]) / 300, rel=1e-5)
 
 
 def test_the_groups_with_the_worst_and_the_most_credited_token_are_there(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_every_number_is_the_files_to_six_digits(tmp_path: Path) -> None:
         for group in step["groups"]:
             for rollout, row in zip(group["rollouts"], rows[group["prompt_id"]], strict=True):
                 assert rollout["ids"] == row["completion_ids"]
-                assert (rollout["grade"], rollout["finish_reason"]) == (row["reward"], "stop")
+                assert (rollout["grade"], rollout["finish_reason"]) == (row["grade"], "stop")
                 for name, column in COLUMNS.items():
                     assert rollout[name] == [six(value) for value in row[column]]
                 ratio = np.float32(row["teacher_logprobs"]) - np.float32(row["behaviour_logprobs"])
@@ -250,14 +250,14 @@ def test_infinities_are_words_and_what_is_no_number_is_null(tmp_path: Path) -> N
         "ids": [0, 1, 2, 3],
         "student": [-1.0] * 4,
         "teacher": [-INF, NAN, -2.0, -1e-9],
-        "reward": [INF, -INF, 1.0, 2.0],
+        "token_reward": [INF, -INF, 1.0, 2.0],
         "advantage": [NAN] * 4,
     }
     found = lens(write_run(tmp_path / "run", {"a": [odd]}))
     [rollout] = found["steps"][0]["groups"][0]["rollouts"]
     assert rollout["log_ratio"] == ["-inf", None, -1.0, 1.0]
-    assert rollout["reward"] == ["inf", "-inf", 1.0, 2.0]
-    assert rollout["mean_reward"] is None
+    assert rollout["token_reward"] == ["inf", "-inf", 1.0, 2.0]
+    assert rollout["mean_token_reward"] is None
     assert [extreme["value"] for extreme in found["steps"][0]["worst"]] == ["-inf", -1.0, 1.0]
     assert found["steps"][0]["credited"] == []
     assert "advantage" not in found["scale"]
@@ -418,17 +418,20 @@ def test_colours_are_scaled_by_the_99th_percentile_of_what_is_held(tmp_path: Pat
         values = np.abs(np.concatenate([row[COLUMNS[name]] for row in rows]))
         assert scale[name] == pytest.approx(np.percentile(values, 99), rel=5e-3)
         assert values.mean() < scale[name] < values.max()
-    assert scale.keys() == {"log_ratio", "reward", "return", "advantage"}
+    assert scale.keys() == {"log_ratio", "token_reward", "return", "advantage"}
 
 
 def test_the_scale_of_the_reward_holds_its_floor_and_none_is_zero(tmp_path: Path) -> None:
-    one = {"ids": [1], "student": [-1.0], "teacher": [-INF], "reward": [-0.01]}
+    one = {"ids": [1], "student": [-1.0], "teacher": [-INF], "token_reward": [-0.01]}
     assert lens(write_run(tmp_path / "run", {"a": [one]}))["scale"] == {
-        "reward": 0.224,
+        "token_reward": 0.224,
         "return": 1e-6,
         "advantage": 1e-6,
     }
-    assert lens(write_run(tmp_path / "other", {"a": [one]}, algorithm={**TOPD, "reward": "log_ratio"}))["scale"]["reward"] == 0.01
+    assert (
+        lens(write_run(tmp_path / "other", {"a": [one]}, algorithm={**TOPD, "reward": "log_ratio"}))["scale"]["token_reward"]
+        == 0.01
+    )
 
 
 @pytest.mark.parametrize("seed", range(6))

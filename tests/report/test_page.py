@@ -123,7 +123,7 @@ def made(path: Path, **options: Any) -> str:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     path = write_run(tmp_path / "run", {"a": VECTOR, "b": VECTOR}, words=WORDS)
-    write_metrics(path, [{"reward/mean": 0.25, "teacher/gap": 2.0}, {"reward/mean": 0.5, "teacher/gap": 1.0}])
+    write_metrics(path, [{"grade/mean": 0.25, "teacher/gap": 2.0}, {"grade/mean": 0.5, "teacher/gap": 1.0}])
     write_evaluations(path, [EVALUATION, {**EVALUATION, "step": 2, "avg_at_k": 0.625}, {**EVALUATION, "model": "teacher"}])
     return path
 
@@ -138,7 +138,7 @@ def hostile(tmp_path: Path) -> Path:
         tomli_w.dumps({"algorithm": settings, "student": {"name": HOSTILE}, "x": {HOSTILE: [HOSTILE]}})
     )
     (path / "environment.json").write_text(json.dumps({HOSTILE: HOSTILE, "nested": {"x": [HOSTILE]}}))
-    write_metrics(path, [{"teacher/gap": HOSTILE, HOSTILE: 1, "reward/mean": 0.5}])
+    write_metrics(path, [{"teacher/gap": HOSTILE, HOSTILE: 1, "grade/mean": 0.5}])
     write_evaluations(path, [{**EVALUATION, "benchmark": HOSTILE, "k": HOSTILE, "problems": HOSTILE}, {HOSTILE: 1}])
     (path / "rescores").mkdir()
     (path / "rescores/x.json").write_text(json.dumps({"format": HOSTILE}))
@@ -489,13 +489,13 @@ def test_odd_numbers_are_no_obstacle(tmp_path: Path) -> None:
         "ids": [1, 2, 3],
         "student": [-inf, 0.0, nan],
         "teacher": [-inf, -inf, -1.0],
-        "reward": [inf, -inf, nan],
+        "token_reward": [inf, -inf, nan],
         "return": [inf] * 3,
         "advantage": [nan, inf, -inf],
         "grade": nan,
     }
     path = write_run(tmp_path / "run", {"a": [odd, {"ids": [], "student": []}]})
-    write_metrics(path, [{"reward/mean": nan, "teacher/gap": -inf, "seconds/step": "x"}])
+    write_metrics(path, [{"grade/mean": nan, "teacher/gap": -inf, "seconds/step": "x"}])
     data = data_of(made(path))
     [rollout, empty] = data["lens"]["runs"][0]["steps"][0]["groups"][0]["rollouts"]
     assert (rollout["log_ratio"], rollout["grade"]) == ([None, "-inf", None], None)

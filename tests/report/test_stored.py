@@ -21,14 +21,14 @@ from tests.report.folders import VECTOR, update, write_metrics, write_run, write
 from tests.report.folders import row as row_of
 from topd.errors import ConfigError
 from topd.report.stored import StoredRun, names, number, read_run
-from topd.run import rollouts
+from topd.run import columns
 
 WORDS = {9: b"7", 14: b"=", 1: b";", 7: b"8"}
 EVALUATION = {"benchmark": "held", "model": "student", "step": 0, "avg_at_k": 0.5, "ci95": [0.4, 0.6]}
 COLUMNS = {
-    "student_logprob": "behaviour_logprobs",
+    "behaviour_logprob": "behaviour_logprobs",
     "teacher_logprob": "teacher_logprobs",
-    "reward": "token_rewards",
+    "token_reward": "token_rewards",
     "return": "returns",
     "advantage": "advantages",
 }
@@ -52,7 +52,7 @@ def rows_of(path: Path, kind: str = "rollouts", step: int = 1) -> list[dict[str,
 
 
 def rewrite(path: Path, *rows: dict[str, Any]) -> None:
-    pq.write_table(pa.Table.from_pylist(list(rows), schema=rollouts.SCHEMA), path / "rollouts/step_000001.parquet")
+    pq.write_table(pa.Table.from_pylist(list(rows), schema=columns.ROLLOUTS), path / "rollouts/step_000001.parquet")
 
 
 def halve(file: Path) -> None:
@@ -111,7 +111,7 @@ def test_every_number_of_a_step_is_that_of_its_file(trained: Path, step: int) ->
         found = {name: getattr(group, name) for name in ("prompt_id", "domain", "prompt", "answer", "policy_version")}
         assert found == {name: row[name] for name in found}
         assert (rollout.text, rollout.finish_reason) == (row["completion"], row["finish_reason"])
-        assert rollout.grade == row["reward"]
+        assert rollout.grade == row["grade"]
         assert rollout.token_ids == tuple(row["completion_ids"])
         for stream, column in COLUMNS.items():
             assert np.array_equal(rollout.streams[stream], np.float32(row[column]))
@@ -205,7 +205,7 @@ def test_lines_that_are_damaged_are_left_out_and_named(folder: Path, name: str) 
 
 
 @pytest.mark.parametrize(
-    "line", ['{"reward/mean": 1}', '{"step": "1"}', '{"step": true}', '{"step": 1.5}', '{"step": null}', '{"step": 0}']
+    "line", ['{"grade/mean": 1}', '{"step": "1"}', '{"step": true}', '{"step": 1.5}', '{"step": null}', '{"step": 0}']
 )
 def test_metrics_without_a_step_are_left_out_and_named(folder: Path, line: str) -> None:
     (folder / "metrics.jsonl").write_text(line + '\n{"step": 1, "x": 2}\n')
@@ -361,7 +361,7 @@ def test_a_stream_that_was_not_stored_is_absent(folder: Path, column: str) -> No
     assert run.problems == []
 
 
-@pytest.mark.parametrize("column", ["prompt_id", "prompt", "completion", "completion_ids", "finish_reason", "reward"])
+@pytest.mark.parametrize("column", ["prompt_id", "prompt", "completion", "completion_ids", "finish_reason", "grade"])
 def test_a_step_without_what_it_must_have_is_named(folder: Path, column: str) -> None:
     file = folder / "rollouts/step_000001.parquet"
     table = pq.read_table(file)
@@ -373,11 +373,11 @@ def test_a_step_without_what_it_must_have_is_named(folder: Path, column: str) ->
 
 def test_streams_of_another_length_are_named(folder: Path) -> None:
     rewrite(folder, {**row_of("a", VECTOR[0]), "token_rewards": [0.0]})
-    assert problem(folder) == "rollouts of step 1 could not be read (reward has 1 numbers for 3 tokens)"
+    assert problem(folder) == "rollouts of step 1 could not be read (token_reward has 1 numbers for 3 tokens)"
 
 
 def test_a_table_of_other_types_is_named(folder: Path) -> None:
-    table = pa.table({name: ["x"] for name in rollouts.SCHEMA.names})
+    table = pa.table({name: ["x"] for name in columns.ROLLOUTS.names})
     pq.write_table(table, folder / "rollouts/step_000001.parquet")
     assert "rollouts of step 1 could not be read" in problem(folder)
 
@@ -385,7 +385,7 @@ def test_a_table_of_other_types_is_named(folder: Path) -> None:
 def test_without_a_teacher_there_is_no_log_ratio(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run", {"a": [{"ids": [1, 2], "student": [-1.0, -2.0]}]}, algorithm={"type": "grpo"}, words=WORDS)
     run = read_run(path)
-    assert run.step(1).groups[0].rollouts[0].streams.keys() == {"student_logprob", "reward", "return", "advantage"}
+    assert run.step(1).groups[0].rollouts[0].streams.keys() == {"behaviour_logprob", "token_reward", "return", "advantage"}
     assert run.problems == []
 
 

@@ -33,7 +33,7 @@ Asked = Callable[..., tuple[int, dict[str, str], str]]
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     path = write_run(tmp_path / "run", {"a": VECTOR}, words={9: b"7"})
-    write_metrics(path, [{"reward/mean": 0.25}])
+    write_metrics(path, [{"grade/mean": 0.25}])
     return path
 
 
@@ -140,7 +140,7 @@ def test_only_this_machine_is_listened_to(folder: Path) -> None:
 
 def changes(path: Path) -> dict[str, Callable[[], Any]]:
     return {
-        "metrics": lambda: write_metrics(path, [{"reward/mean": 0.25}, {"reward/mean": 0.75}]),
+        "metrics": lambda: write_metrics(path, [{"grade/mean": 0.25}, {"grade/mean": 0.75}]),
         "evaluations": lambda: (path / "evals.jsonl").write_text("{}\n"),
         "summary": lambda: (path / "summary.json").write_text("{}"),
         "environment": lambda: (path / "environment.json").write_text("{}"),
@@ -178,7 +178,7 @@ def test_the_page_follows_the_folder(folder: Path, impatient: None) -> None:
         first, page = ask("/state")[2], ask()[2]
         assert ask("/state")[2] == first
         assert "1 of 2 steps" in page
-        write_metrics(folder, [{"reward/mean": 0.25}, {"reward/mean": 0.75}])
+        write_metrics(folder, [{"grade/mean": 0.25}, {"grade/mean": 0.75}])
         assert ask("/state")[2] != first
         assert "2 of 2 steps" in ask()[2]
 
@@ -192,7 +192,7 @@ def test_a_folder_that_vanishes_keeps_its_page_until_it_is_back(folder: Path, im
         assert second != first
         assert ask() == (200, ask()[1], page)
         (tmp_path / "away").rename(folder)
-        write_metrics(folder, [{"reward/mean": 0.25}, {"reward/mean": 0.5}])
+        write_metrics(folder, [{"grade/mean": 0.25}, {"grade/mean": 0.5}])
         assert ask("/state")[2] not in (first, second)
         assert "2 of 2 steps" in ask()[2]
 

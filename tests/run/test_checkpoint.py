@@ -21,7 +21,7 @@ def trainer(tmp_path: Path):
 
 
 def report(loss: float) -> UpdateReport:
-    streams = {"log_ratio": torch.tensor([loss, -loss]), "clipped": torch.tensor([False, True])}
+    streams = {"log_importance": torch.tensor([loss, -loss]), "clipped": torch.tensor([False, True])}
     return UpdateReport(loss=loss, grad_norm=1.0, learning_rate=1e-3, **streams)
 
 
@@ -45,7 +45,7 @@ def test_what_is_saved_is_restored(tmp_path: Path, trainer) -> None:
     assert trainer.policy.version == 7
     [restored] = trainer.reports
     assert restored.loss == 0.5
-    assert torch.equal(restored.log_ratio, torch.tensor([0.5, -0.5]))
+    assert torch.equal(restored.log_importance, torch.tensor([0.5, -0.5]))
     assert all(torch.equal(before[name], parameter) for name, parameter in trainer.policy.trainable().items())
 
 

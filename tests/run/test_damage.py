@@ -19,7 +19,7 @@ from topd.assemble import assemble, make_trainer
 from topd.errors import ConfigError
 from topd.loop import Run
 from topd.models.load import load
-from topd.run import checkpoint, rollouts, vocabulary
+from topd.run import checkpoint, columns, rollouts, vocabulary
 from topd.run.digests import Digests
 from topd.run.directory import RunDirectory, open_run
 from topd.run.summary import gaps
@@ -144,7 +144,7 @@ def test_rollouts_of_an_older_version_are_taken_with_a_warning(directory: RunDir
 def change(path: Path, column: str, row: int, value: object) -> None:
     rows = pq.read_table(path).to_pylist()
     rows[row][column] = value
-    pq.write_table(pa.Table.from_pylist(rows, schema=rollouts.SCHEMA), path)
+    pq.write_table(pa.Table.from_pylist(rows, schema=columns.ROLLOUTS), path)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def change(path: Path, column: str, row: int, value: object) -> None:
         ("teacher_logprobs", [-1.0, float("nan")], "teacher_logprobs holds a NaN in row 1"),
         ("old_logprobs", None, "old_logprobs is null in row 1"),
         ("behaviour_logprobs", [-1.0], "behaviour_logprobs has 1 numbers for 2 tokens in row 1"),
-        ("reward", None, "reward is null in row 1"),
+        ("grade", None, "grade is null in row 1"),
         ("completion_ids", None, "null in row 1"),
         ("prompt_id", None, "prompt_id is null in row 1"),
         ("prompt_ids", [9, 9, 9], "does not hold this step's prompts"),

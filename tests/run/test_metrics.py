@@ -15,7 +15,7 @@ from topd.types import Credit, Prompt, Rollout, RolloutGroup, ScoredGroup, Updat
 SECONDS = {"rollout": 2.0, "teacher": 1.0, "update": 0.5, "step": 4.0}
 
 
-def group(name: str, *, rewards: list[float], sampled: list[list[float]], taught: list[list[float]], cut: int = 0) -> ScoredGroup:
+def group(name: str, *, grades: list[float], sampled: list[list[float]], taught: list[list[float]], cut: int = 0) -> ScoredGroup:
     streams = tuple(torch.tensor(values) for values in sampled)
     rollouts = tuple(
         Rollout(token_ids=(3,) * len(s), logprobs=s, finish_reason="length" if i < cut else "stop", text="")
@@ -24,7 +24,7 @@ def group(name: str, *, rewards: list[float], sampled: list[list[float]], taught
     return ScoredGroup(
         group=RolloutGroup(prompt=Prompt(id=name, text="", token_ids=(1,)), rollouts=rollouts, policy_version=0),
         evidence=evidence(
-            torch.tensor(rewards),
+            torch.tensor(grades),
             behaviour=streams,
             old=tuple(s + 0.01 for s in streams),
             teacher=tuple(torch.tensor(values) for values in taught),
@@ -34,17 +34,17 @@ def group(name: str, *, rewards: list[float], sampled: list[list[float]], taught
 
 
 def report(
-    loss: float, log_ratio: list[float], clipped: list[bool], grad_norm: float = 0.0, learning_rate: float = 0.1
+    loss: float, log_importance: list[float], clipped: list[bool], grad_norm: float = 0.0, learning_rate: float = 0.1
 ) -> UpdateReport:
-    streams = {"log_ratio": torch.tensor(log_ratio), "clipped": torch.tensor(clipped)}
+    streams = {"log_importance": torch.tensor(log_importance), "clipped": torch.tensor(clipped)}
     return UpdateReport(loss=loss, grad_norm=grad_norm, learning_rate=learning_rate, **streams)
 
 
 @pytest.fixture
 def row() -> dict:
     groups = [
-        group("a", rewards=[1.0, 0.0], sampled=[[-1.0, -2.0], [-3.0]], taught=[[-1.0, -1.0], [-8.0]], cut=1),
-        group("b", rewards=[0.5, 0.5], sampled=[[-1.0], [-1.0]], taught=[[-1.0], [-1.0]]),
+        group("a", grades=[1.0, 0.0], sampled=[[-1.0, -2.0], [-3.0]], taught=[[-1.0, -1.0], [-8.0]], cut=1),
+        group("b", grades=[0.5, 0.5], sampled=[[-1.0], [-1.0]], taught=[[-1.0], [-1.0]]),
     ]
     flat = flatten(groups)
     rewards = torch.tensor([0.0, 1.0, -1.0, 0.0, 0.0])
@@ -70,9 +70,9 @@ def test_every_metric_has_its_hand_computed_value(row: dict) -> None:
     expected = {
         "step": 5,
         "policy_version": 10,
-        "reward/mean": 0.5,  # (1 + 0 + .5 + .5) / 4
-        "reward/std_in_group": math.sqrt(0.5) / 2,  # (sqrt(.5) + 0) / 2
-        "reward/grader_errors": 2,
+        "grade/mean": 0.5,  # (1 + 0 + .5 + .5) / 4
+        "grade/std_in_group": math.sqrt(0.5) / 2,  # (sqrt(.5) + 0) / 2
+        "grade/grader_errors": 2,
         "token_reward/mean": 0.0,
         "token_reward/floor_share": 0.2,  # the one token with log-ratio -5 of five
         "teacher/gap": 0.8,  # -(0 + 1 - 5 + 0 + 0) / 5
@@ -112,7 +112,7 @@ def test_a_full_step_fills_the_whole_table(row: dict) -> None:
 
 
 def test_an_infinite_gap_becomes_null_not_invalid_json() -> None:
-    groups = [group("a", rewards=[1.0, 0.0], sampled=[[-1.0], [-1.0]], taught=[[-math.inf], [-1.0]])]
+    groups = [group("a", grades=[1.0, 0.0], sampled=[[-1.0], [-1.0]], taught=[[-math.inf], [-1.0]])]
     credit = Credit(advantages=torch.zeros(2), token_rewards=torch.zeros(2), returns=torch.zeros(2))
     found = step_metrics(
         step=1,
@@ -142,9 +142,9 @@ def of_domain(scored: ScoredGroup, domain: str) -> ScoredGroup:
 def test_every_teacher_has_its_own_gap_reward_and_counts() -> None:
     """Domain x belongs to teacher a, y and z to b, w to c. A prompt of y was dropped, and the only one of w."""
     groups = [
-        of_domain(group("a", rewards=[1.0, 0.0], sampled=[[-1.0, -2.0], [-3.0]], taught=[[-1.0, -1.0], [-8.0]]), "x"),
-        of_domain(group("b", rewards=[0.5, 0.5], sampled=[[-1.0], [-1.0]], taught=[[-2.0], [-1.0]]), "y"),
-        of_domain(group("c", rewards=[0.5, 0.5], sampled=[[-1.0], [-1.0]], taught=[[-1.0], [-4.0]]), "z"),
+        of_domain(group("a", grades=[1.0, 0.0], sampled=[[-1.0, -2.0], [-3.0]], taught=[[-1.0, -1.0], [-8.0]]), "x"),
+        of_domain(group("b", grades=[0.5, 0.5], sampled=[[-1.0], [-1.0]], taught=[[-2.0], [-1.0]]), "y"),
+        of_domain(group("c", grades=[0.5, 0.5], sampled=[[-1.0], [-1.0]], taught=[[-1.0], [-4.0]]), "z"),
     ]
     lost = [Prompt(id=name, text="", token_ids=(1,), domain=domain) for name, domain in (("d", "y"), ("e", "w"))]
     rewards = torch.tensor([0.0, 1.0, -1.0, 0.5, 0.0, 0.0, 0.1])
@@ -164,10 +164,10 @@ def test_every_teacher_has_its_own_gap_reward_and_counts() -> None:
     )
     expected = {
         "teacher/a/gap": 4 / 3,  # (0 - 1 + 5) / 3
-        "teacher/a/reward": 0.0,
+        "teacher/a/token_reward": 0.0,
         "teacher/a/groups": 1,
         "teacher/b/gap": 1.0,  # (1 + 0 + 0 + 3) / 4
-        "teacher/b/reward": 0.15,
+        "teacher/b/token_reward": 0.15,
         "teacher/b/groups": 2,
         "teacher/dropped_groups": 2,
         "teacher/a/dropped_groups": 0,
@@ -191,7 +191,7 @@ def test_counts_of_servers_do_not_belong_to_the_result() -> None:
 def one_group_row(ratios: list[float], advantages: list[float] | None = None, **changes: object) -> dict:
     """The metrics of one completion whose tokens have these teacher/student ratios."""
     sampled = [-3.0] * len(ratios)
-    scored = group("a", rewards=[1.0], sampled=[sampled], taught=[[-3.0 + math.log(ratio) for ratio in ratios]])
+    scored = group("a", grades=[1.0], sampled=[sampled], taught=[[-3.0 + math.log(ratio) for ratio in ratios]])
     zeros = torch.zeros(len(ratios))
     credit = Credit(advantages=torch.tensor(advantages or [0.0] * len(ratios)), token_rewards=zeros, returns=zeros)
     seen = [report(0.0, [0.0] * len(ratios), [False] * len(ratios))]
@@ -206,8 +206,8 @@ def test_the_floor_is_a_tenth_of_the_students_probability() -> None:
 
 def test_percentiles_are_of_nearest_rank() -> None:
     """Of 1 to 200 the 1st, 50th and 99th percentiles are 2, 100 and 198."""
-    log_ratio = torch.arange(1.0, 201.0).flip(0).log().tolist()
-    row = one_group_row([1.0] * 200, reports=[report(0.0, log_ratio, [False] * 200)])
+    log_importance = torch.arange(1.0, 201.0).flip(0).log().tolist()
+    row = one_group_row([1.0] * 200, reports=[report(0.0, log_importance, [False] * 200)])
     assert [row[f"ratio/p{p}"] for p in ("01", "50", "99")] == pytest.approx([2.0, 100.0, 198.0], rel=1e-5)
 
 
@@ -223,7 +223,7 @@ def test_several_epochs_train_on_more_tokens_than_were_sampled() -> None:
 
 
 def test_where_sampled_log_probs_were_taken_over_the_mismatch_is_that_of_the_first_update() -> None:
-    scored = group("a", rewards=[1.0], sampled=[[-1.0, -2.0]], taught=[[-1.0, -2.0]])
+    scored = group("a", grades=[1.0], sampled=[[-1.0, -2.0]], taught=[[-1.0, -2.0]])
     taken_over = dataclasses.replace(scored, evidence=scored.evidence.adding(old_logprobs=scored.evidence["behaviour_logprobs"]))
     reports = [report(0.0, [0.2, 0.2], [False] * 2), report(0.0, [0.9, 0.9], [False] * 2)]
     row = one_group_row([1.0, 1.0], groups=[taken_over], reports=reports)

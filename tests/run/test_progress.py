@@ -36,7 +36,7 @@ def test_a_run_shows_one_line_per_step_and_ends_with_the_table(tmp_path: Path) -
     lines = display.console.file.getvalue().splitlines()
     steps = [line for line in lines if line.startswith("step ")]
     assert [line.split()[1] for line in steps] == ["1/2", "2/2"]
-    assert all("gap" in line and "reward" in line for line in steps)
+    assert all("gap" in line and "grade" in line for line in steps)
     text = "\n".join(lines)
     for word in ("base", "student", "teacher", "95 % interval", "summary.json", "model"):
         assert word in text

@@ -8,7 +8,7 @@ import torch
 
 from tests.fakes import rollout_group, scored_groups
 from topd.ragged import Ragged
-from topd.run import rollouts
+from topd.run import columns, rollouts
 from topd.trainer.batch import flatten, make_batches
 from topd.types import Credit, TrainBatch, UpdateReport
 
@@ -36,9 +36,9 @@ def batches(epochs: int, minibatch_prompts: int = 2) -> list[TrainBatch]:
 
 def report(num_tokens: int, seed: int) -> UpdateReport:
     generator = torch.Generator().manual_seed(seed)
-    log_ratio = torch.randn(num_tokens, generator=generator)
+    log_importance = torch.randn(num_tokens, generator=generator)
     clipped = torch.rand(num_tokens, generator=generator) < 0.4
-    return UpdateReport(loss=0.0, grad_norm=0.0, learning_rate=0.0, log_ratio=log_ratio, clipped=clipped)
+    return UpdateReport(loss=0.0, grad_norm=0.0, learning_rate=0.0, log_importance=log_importance, clipped=clipped)
 
 
 def tokens_of(batch: TrainBatch) -> int:
@@ -48,7 +48,7 @@ def tokens_of(batch: TrainBatch) -> int:
 def written(path: Path, made: list[TrainBatch], reports: list[UpdateReport], before: int = 0) -> list[dict]:
     rollouts.write_updates(path, made, reports, policy_version=before)
     table = pq.ParquetFile(path).read()
-    assert table.schema.equals(rollouts.UPDATES_SCHEMA)
+    assert table.schema.equals(columns.UPDATES)
     return table.to_pylist()
 
 
@@ -81,7 +81,7 @@ def test_the_numbers_are_those_of_the_reports_in_order(tmp_path: Path) -> None:
                 row = next(rows)
                 end = at + len(completion)
                 assert (row["prompt_id"], row["rollout"], row["update"]) == (group.prompt.id, i, number)
-                assert row["importance_ratios"] == pytest.approx(of_update.log_ratio[at:end].exp().tolist(), rel=1e-6)
+                assert row["importance_ratios"] == pytest.approx(of_update.log_importance[at:end].exp().tolist(), rel=1e-6)
                 assert row["clipped"] == of_update.clipped[at:end].tolist()
                 at = end
         assert at == of_update.num_tokens
@@ -92,9 +92,9 @@ def test_a_worked_example(tmp_path: Path) -> None:
     stream = torch.zeros(3)
     group = rollout_group("a", (1,), ((5, 6), (7,)))
     streams = Ragged.of([group.completions]).adding(old_logprobs=stream, advantages=stream, weights=stream)
-    log_ratio = torch.tensor([0.0, 2.0, 0.5]).log()
+    log_importance = torch.tensor([0.0, 2.0, 0.5]).log()
     seen = UpdateReport(
-        loss=0.0, grad_norm=0.0, learning_rate=0.0, log_ratio=log_ratio, clipped=torch.tensor([False, True, False])
+        loss=0.0, grad_norm=0.0, learning_rate=0.0, log_importance=log_importance, clipped=torch.tensor([False, True, False])
     )
     rows = written(tmp_path / "new/folder/step.parquet", [TrainBatch(groups=(group,), streams=streams)], [seen], before=6)
     assert rows == [

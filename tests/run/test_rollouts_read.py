@@ -32,9 +32,9 @@ def distinct(number: int, scored: ScoredGroup) -> ScoredGroup:
     )
     prompt = dataclasses.replace(scored.group.prompt, answer=f"answer {number}", domain=f"domain {number}")
     group = dataclasses.replace(scored.group, prompt=prompt, rollouts=rollouts, policy_version=7 + number)
-    rewards = torch.arange(len(rollouts)) / 8 + number / 2
+    grades = torch.arange(len(rollouts)) / 8 + number / 2
     streams = {name.removesuffix("_logprobs"): stream(of) for of, name in enumerate(STREAMS, 1)}
-    return dataclasses.replace(scored, group=group, evidence=evidence(rewards, **streams), num_grader_errors=number)
+    return dataclasses.replace(scored, group=group, evidence=evidence(grades, **streams), num_grader_errors=number)
 
 
 @pytest.fixture
@@ -62,8 +62,8 @@ def test_every_stream_is_read_from_its_own_column(path: Path, groups: list[Score
         for mine, theirs in zip(one.group.rollouts, other.group.rollouts, strict=True):
             assert mine.logprobs.tolist() == theirs.logprobs.tolist()
             assert (mine.token_ids, mine.finish_reason, mine.text) == (theirs.token_ids, theirs.finish_reason, theirs.text)
-        assert one.evidence["rewards"].tolist() == other.evidence["rewards"].tolist()
-        assert one.evidence["rewards"].dtype == torch.float32
+        assert one.evidence["grades"].tolist() == other.evidence["grades"].tolist()
+        assert one.evidence["grades"].dtype == torch.float32
         assert one.evidence.lengths.tolist() == other.evidence.lengths.tolist()
         assert (one.num_grader_errors, one.group.policy_version) == (other.num_grader_errors, other.group.policy_version)
         assert one.group.prompt is other.group.prompt
@@ -82,7 +82,7 @@ def test_every_stream_is_written_to_the_column_of_its_name(path: Path, groups: l
             prompt = scored.group.prompt
             assert (row["prompt_id"], row["answer"], row["domain"]) == (prompt.id, prompt.answer, prompt.domain)
             assert (row["prompt"], tuple(row["prompt_ids"])) == (prompt.text, prompt.token_ids)
-            assert row["reward"] == float(scored.evidence["rewards"][i])
+            assert row["grade"] == float(scored.evidence["grades"][i])
             at = end
     assert next(rows, None) is None
 

@@ -161,7 +161,7 @@ def test_rewards_come_from_the_teacher_of_the_domain_and_are_counted_for_it(tmp_
     assert counts == {"big": domains.count("sums") // 2, "self": domains.count("self") // 2}
     assert min(counts.values()) > 0
     assert row["teacher/self/gap"] == pytest.approx(0, abs=1e-5)
-    assert row["teacher/self/reward"] == pytest.approx(0, abs=1e-5)
+    assert row["teacher/self/token_reward"] == pytest.approx(0, abs=1e-5)
     assert row["teacher/big/gap"] > 0.05
     columns = ("teacher_logprobs", "behaviour_logprobs")
     for domain, taught, own in zip(domains, *(stored(tmp_path / "run", 1, name) for name in columns), strict=True):

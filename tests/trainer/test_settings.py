@@ -107,7 +107,7 @@ def test_the_ratio_is_taken_at_the_temperature_of_the_rollouts(tmp_path: Path) -
     made, trained = parts(tmp_path, rollout__temperature=0.6), batch()
     expected = completion_logprobs(made.student, trained.groups, temperature=0.6).detach() - trained.streams["old_logprobs"]
     report = make_trainer(made).update(trained)
-    torch.testing.assert_close(report.log_ratio, expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(report.log_importance, expected, atol=1e-4, rtol=0)
 
 
 def test_the_schedule_spans_all_epochs(tmp_path: Path) -> None:

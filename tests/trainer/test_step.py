@@ -64,7 +64,7 @@ def test_the_report_is_in_the_order_of_the_mini_batch(tmp_path: Path, max_tokens
     alone = [completion_logprobs(made.student, [group], temperature=1.0).detach() for group in minibatch.groups]
     expected = torch.cat(alone) - minibatch.streams["old_logprobs"]
     report = trainer.update(minibatch)
-    torch.testing.assert_close(report.log_ratio, expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(report.log_importance, expected, atol=1e-4, rtol=0)
     clipped = is_clipped(expected, minibatch.streams["advantages"], clip_low=0.2, clip_high=0.2)
     assert 0 < int(clipped.sum()) < len(clipped)
     assert torch.equal(report.clipped, clipped)
@@ -109,15 +109,15 @@ def test_the_first_update_sees_the_ratio_of_the_streams_it_was_given(tmp_path: P
     made = parts(tmp_path)
     report = make_trainer(made).update(batch())
     assert report.num_tokens == batch().streams.num_tokens
-    assert report.log_ratio.shape == (report.num_tokens,)
+    assert report.log_importance.shape == (report.num_tokens,)
 
 
 def test_bfloat16_keeps_float32_weights_and_comes_close(tmp_path: Path) -> None:
     exact, rounded = (make_trainer(parts(tmp_path, trainer__dtype=dtype)) for dtype in ("float32", "bfloat16"))
     one, other = exact.update(batch()), rounded.update(batch())
     assert {parameter.dtype for parameter in rounded.policy.trainable().values()} == {torch.float32}
-    assert other.log_ratio.dtype == torch.float32
-    assert 1e-3 < float((one.log_ratio - other.log_ratio).abs().max()) < 0.1  # rounded, but no more than that
+    assert other.log_importance.dtype == torch.float32
+    assert 1e-3 < float((one.log_importance - other.log_importance).abs().max()) < 0.1  # rounded, but no more than that
 
 
 def test_adapters_alone_are_trained(tmp_path: Path) -> None:

@@ -35,8 +35,8 @@ class Config(AlgorithmConfig):
 
 
 def credit(evidence: Ragged, config: Config) -> Credit:
-    advantages = normalize_over_rollouts(evidence["rewards"], evidence.group_sizes, std_floor=config.std_floor)
-    rewards = torch.repeat_interleave(evidence["rewards"], evidence.lengths)
+    advantages = normalize_over_rollouts(evidence["grades"], evidence.group_sizes, std_floor=config.std_floor)
+    rewards = torch.repeat_interleave(evidence["grades"], evidence.lengths)
     return Credit(
         advantages=torch.repeat_interleave(advantages, evidence.lengths),
         token_rewards=rewards,
@@ -45,6 +45,6 @@ def credit(evidence: Ragged, config: Config) -> Credit:
 
 
 def objective(forward: Forward, batch: Ragged, config: Config) -> tuple[Float[Tensor, " token"], Tensor]:
-    log_ratio = forward.logprobs - batch["old_logprobs"].detach()
-    loss = clipped_surrogate(log_ratio, batch["advantages"], clip_low=config.clip, clip_high=config.clip)
-    return loss, is_clipped(log_ratio.detach(), batch["advantages"], clip_low=config.clip, clip_high=config.clip)
+    log_importance = forward.logprobs - batch["old_logprobs"].detach()
+    loss = clipped_surrogate(log_importance, batch["advantages"], clip_low=config.clip, clip_high=config.clip)
+    return loss, is_clipped(log_importance.detach(), batch["advantages"], clip_low=config.clip, clip_high=config.clip)

@@ -125,9 +125,9 @@ def credit(evidence: Ragged, config: Config) -> Credit:
 
 
 def objective(forward: Forward, batch: Ragged, config: Config) -> tuple[Float[Tensor, " token"], Tensor]:
-    log_ratio = forward.logprobs - batch["old_logprobs"].detach()
-    loss = clipped_surrogate(log_ratio, batch["advantages"], clip_low=config.clip, clip_high=config.clip)
-    return loss, is_clipped(log_ratio.detach(), batch["advantages"], clip_low=config.clip, clip_high=config.clip)
+    log_importance = forward.logprobs - batch["old_logprobs"].detach()
+    loss = clipped_surrogate(log_importance, batch["advantages"], clip_low=config.clip, clip_high=config.clip)
+    return loss, is_clipped(log_importance.detach(), batch["advantages"], clip_low=config.clip, clip_high=config.clip)
 
 
 def token_rewards(

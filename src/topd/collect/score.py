@@ -182,7 +182,7 @@ def _scored(
         evidence=replace(
             own,
             tokens={"behaviour_logprobs": torch.cat(behaviour), "old_logprobs": torch.cat(old), **own.tokens},
-            rollouts={"rewards": torch.tensor([grade.grade for grade in grades])},
+            rollouts={"grades": torch.tensor([grade.grade for grade in grades])},
         ),
         num_grader_errors=sum(grade.error is not None for grade in grades),
     )

@@ -7,24 +7,24 @@ from torch import Tensor
 PerToken = Float[Tensor, " token"]
 
 
-def clipped_surrogate(log_ratio: PerToken, advantages: PerToken, *, clip_low: float, clip_high: float) -> PerToken:
+def clipped_surrogate(log_importance: PerToken, advantages: PerToken, *, clip_low: float, clip_high: float) -> PerToken:
     """PPO's clipped objective per token, negated.
 
         loss_t = -min(r_t * A_t, clip(r_t, 1 - clip_low, 1 + clip_high) * A_t),   r_t = exp(log_ratio_t)
 
-    `log_ratio` is the log-prob of the policy being updated minus that of the policy that sampled. Gradient flows through
-    `log_ratio` only, and not where the clipped branch is the smaller one.
+    `log_importance` is the log-prob of the policy being updated minus that of the policy that sampled. Gradient flows through
+    `log_importance` only, and not where the clipped branch is the smaller one.
     Source: Schulman et al. 2017, arXiv 1707.06347, eq. 7.
     """
-    ratio = torch.exp(log_ratio)
+    ratio = torch.exp(log_importance)
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
     advantages = advantages.detach()
     return -torch.minimum(ratio * advantages, clipped * advantages)
 
 
-def reinforce(log_ratio: PerToken, advantages: PerToken) -> PerToken:
-    """Importance-weighted policy gradient per token, negated: loss_t = -r_t * A_t. Gradient through `log_ratio` only."""
-    return -torch.exp(log_ratio) * advantages.detach()
+def reinforce(log_importance: PerToken, advantages: PerToken) -> PerToken:
+    """Importance-weighted policy gradient per token, negated: loss_t = -r_t * A_t. Gradient through `log_importance` only."""
+    return -torch.exp(log_importance) * advantages.detach()
 
 
 def negative_log_likelihood(logprobs: PerToken) -> PerToken:
@@ -32,7 +32,7 @@ def negative_log_likelihood(logprobs: PerToken) -> PerToken:
     return -logprobs
 
 
-def is_clipped(log_ratio: PerToken, advantages: PerToken, *, clip_low: float, clip_high: float) -> Tensor:
+def is_clipped(log_importance: PerToken, advantages: PerToken, *, clip_low: float, clip_high: float) -> Tensor:
     """True where `clipped_surrogate` has no gradient: the ratio has already moved past the bound in the wanted direction."""
-    ratio = torch.exp(log_ratio)
+    ratio = torch.exp(log_importance)
     return ((advantages > 0) & (ratio > 1 + clip_high)) | ((advantages < 0) & (ratio < 1 - clip_low))

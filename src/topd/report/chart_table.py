@@ -37,12 +37,12 @@ class Chart:
 
 
 CHARTS = (
-    Chart(id="reward", section="Result", title="Grade of the sampled completions", lines={"reward/mean": "mean"}),
+    Chart(id="grade", section="Result", title="Grade of the sampled completions", lines={"grade/mean": "mean"}),
     Chart(
-        id="reward-spread",
+        id="grade-spread",
         section="Result",
         title="Spread of the grades in a group",
-        lines={"reward/std_in_group": "standard deviation"},
+        lines={"grade/std_in_group": "standard deviation"},
         note="Where it is 0, all completions of a prompt earn the same grade.",
     ),
     Chart(
@@ -162,7 +162,7 @@ CHARTS = (
         id="grader-errors",
         section="Completions",
         title="Grader errors",
-        lines={"reward/grader_errors": "completions"},
+        lines={"grade/grader_errors": "completions"},
         always=False,
     ),
     Chart(
@@ -194,7 +194,7 @@ CHARTS = (
 
 PER_TEACHER = {
     "gap": "Gap to each teacher",
-    "reward": "Reward of a token by teacher",
+    "token_reward": "Reward of a token by teacher",
     "groups": "Groups by teacher",
     "dropped_groups": "Groups left out by teacher",
 }

@@ -14,7 +14,7 @@ import numpy as np
 from topd.report.stored import StoredRun
 from topd.report.stored_step import StoredStep
 
-STREAMS = ("log_ratio", "reward", "return", "advantage")
+STREAMS = ("log_ratio", "token_reward", "return", "advantage")
 """Streams that tokens are coloured by."""
 
 NUM_EXTREMES = 10
@@ -51,11 +51,11 @@ def streams_of(run: StoredRun, *, has_teacher: bool) -> tuple[Stream, ...]:
     normalize = algorithm.get("normalize")
     advantage = by_default if normalize is None else _NORMALIZED.get(str(normalize), reward)
     units = ("nats", reward, reward, advantage)
-    labels = ("log-ratio", "reward", "return", "advantage")
+    labels = ("log-ratio", "token reward", "return", "advantage")
     meanings = (
         "log-prob of the teacher minus that of the student",
         "what the token itself earns",
-        "the reward, with the credit for what followed",
+        "the token reward, with the credit for what followed",
         "the return, as the update weighs it",
     )
     rows = zip(STREAMS, labels, units, meanings, strict=True)

@@ -13,7 +13,17 @@ from rich.console import Console
 from rich.text import Text
 
 from topd.errors import ConfigError
-from topd.report.credit import STREAMS, Extreme, algorithm_of, differ_within, extremes, floor_of, settings_in_use, streams_of
+from topd.report.credit import (
+    STREAMS,
+    Extreme,
+    Stream,
+    algorithm_of,
+    differ_within,
+    extremes,
+    floor_of,
+    settings_in_use,
+    streams_of,
+)
 from topd.report.scales import NEAR_ZERO, Scale, ratio, scale_of, signed
 from topd.report.stored import StoredRun, read_run
 from topd.report.stored_step import Numbers, StoredGroup, StoredRollout, StoredStep
@@ -32,7 +42,8 @@ class View:
     step: StoredStep
     group: StoredGroup
     rollout: StoredRollout
-    color: str
+    stream: Stream
+    """What the tokens are coloured by."""
     scale: Scale
     texts: Texts
     worst: Sequence[Extreme]
@@ -89,7 +100,7 @@ def _find(run: StoredRun, step: int | None, group: str | None, rollout: int | No
         step=stored,
         group=chosen,
         rollout=_rollout(chosen, rollout, leading),
-        color=color,
+        stream=next(each for each in streams_of(run, has_teacher=leading == "log_ratio") if each.key == color),
         scale=scale_of(each.streams[color] for each in chosen.rollouts if color in each.streams),
         texts=Texts(run.vocabulary()),
         worst=worst,
@@ -176,8 +187,7 @@ def _counted(number: int, noun: str) -> str:
 
 def _legend(view: View, *, colored: bool) -> Text:
     """The numbers at which the tones begin, in those tones."""
-    stream = next(each for each in streams_of(view.run, has_teacher=_has(view.step, "log_ratio")) if each.key == view.color)
-    legend = Text(f"{stream.label} in {stream.unit}, {stream.meaning}: ")
+    legend = Text(f"{view.stream.label} in {view.stream.unit}, {view.stream.meaning}: ")
     steps = [*(-step for step in reversed(view.scale.steps)), 0.0, *view.scale.steps]
     for value in steps:
         legend.append(f" {value:+g} " if value else " 0 ", view.scale.style(value))
@@ -187,13 +197,13 @@ def _legend(view: View, *, colored: bool) -> Text:
 def _show_completion(view: View, rollout: StoredRollout, console: Console) -> None:
     streams = rollout.streams
     parts = [f"grade {rollout.grade:g}", str(rollout.finish_reason), _counted(len(rollout.token_ids), "token")]
-    if len(streams.get("reward", ())):
-        parts.append(f"mean reward {signed(float(streams['reward'].astype(np.float64).mean()))}")
+    if len(streams.get("token_reward", ())):
+        parts.append(f"mean token reward {signed(float(streams['token_reward'].astype(np.float64).mean()))}")
     if len(streams.get("return", ())):
         parts.append(f"sum of returns {signed(float(streams['return'].astype(np.float64).sum()))}")
-    values = streams.get(view.color)
+    values = streams.get(view.stream.key)
     if values is not None and np.any(values == values):
-        name = view.color.replace("_", "-")
+        name = view.stream.label
         low, high = int(np.nanargmin(values)), int(np.nanargmax(values))
         ends = f"{signed(float(values[low]))} at {low} to {signed(float(values[high]))} at {high}"
         parts.append(f"{name} {signed(float(values[low]))} throughout" if values[low] == values[high] else f"{name} {ends}")
@@ -207,7 +217,7 @@ def _show_completion(view: View, rollout: StoredRollout, console: Console) -> No
 _COLUMNS = (
     *(Column(heading="pos", width=3), Column(heading="id")),
     *(Column(heading=heading, width=6) for heading in ("student\nlog-p", "teacher\nlog-p", "log-\nratio", "prob.\nratio")),
-    *(Column(heading=heading, width=6) for heading in ("reward", "return", "advan-\ntage", "imp.\nratio")),
+    *(Column(heading=heading, width=6) for heading in ("token\nreward", "return", "advan-\ntage", "imp.\nratio")),
     *(Column(heading="clip"), Column(heading="token")),
 )
 
@@ -228,16 +238,16 @@ def _token_row(view: View, rollout: StoredRollout, i: int, shown: Shown) -> list
         value = of(name)
         if value is None or abs(value) < NEAR_ZERO:
             return Text(signed(value), style="dim")
-        return Text(signed(value), style=view.scale.style(value) if name == view.color else "")
+        return Text(signed(value), style=view.scale.style(value) if name == view.stream.key else "")
 
     log_ratio, clipped = of("log_ratio"), of("clipped")
-    color = of(view.color)
+    color = of(view.stream.key)
     return [
         str(i),
         str(rollout.token_ids[i]),
-        *(cell(name) for name in ("student_logprob", "teacher_logprob", "log_ratio")),
+        *(cell(name) for name in ("behaviour_logprob", "teacher_logprob", "log_ratio")),
         ratio(None if log_ratio is None else float(np.exp(np.minimum(log_ratio, 700.0)))),
-        *(cell(name) for name in ("reward", "return", "advantage")),
+        *(cell(name) for name in ("token_reward", "return", "advantage")),
         ratio(of("importance_ratio")),
         "-" if clipped is None else "yes" if clipped else "no",
         token_text(shown, view.scale.style(color) if color is not None else ""),
@@ -255,7 +265,7 @@ def _show_extremes(view: View, console: Console) -> None:
         console.print("", Text("all tokens of a completion have the same credit: none stands out"), sep="\n")
     for title, found in shown:
         console.print("", Text(f"the {len(found)} {title}", style="bold"), sep="\n")
-        names = ("student\nlog-p", "teacher\nlog-p", "log-\nratio", "reward", "advan-\ntage")
+        names = ("student\nlog-p", "teacher\nlog-p", "log-\nratio", "token\nreward", "advan-\ntage")
         columns = [
             *(Column(heading=heading) for heading in ("group", "rollout", "pos")),
             *(Column(heading=heading, width=6) for heading in names),
@@ -268,7 +278,7 @@ def _show_extremes(view: View, console: Console) -> None:
 def _extreme_row(view: View, extreme: Extreme, context: int) -> list[Text | str]:
     rollout = view.step.groups[extreme.group].rollouts[extreme.rollout]
     numbers = []
-    for name in ("student_logprob", "teacher_logprob", "log_ratio", "reward", "advantage"):
+    for name in ("behaviour_logprob", "teacher_logprob", "log_ratio", "token_reward", "advantage"):
         values = rollout.streams.get(name)
         numbers.append(signed(None if values is None else float(values[extreme.token])))
     start = max(0, extreme.token - context)
@@ -276,6 +286,6 @@ def _extreme_row(view: View, extreme: Extreme, context: int) -> list[Text | str]
     before = Text().join(token_text(each, "dim") for each in shown[:-1])
     where = [str(number) for number in (extreme.group, extreme.rollout, extreme.token)]
     before = before[-context:] if len(before) > context else before
-    value = rollout.streams.get(view.color)
+    value = rollout.streams.get(view.stream.key)
     style = view.scale.style(float(value[extreme.token])) if value is not None else ""
     return [*where, *numbers, before + Text(" \u25b8 ", "dim") + token_text(shown[-1], style)]

@@ -26,7 +26,7 @@ _MAX_GROUPS = 24
 _SHORTEST = 64
 """Tokens of a completion that a page holds at least, however small the budget."""
 
-_DETAIL = ("student_logprob", "teacher_logprob", "importance_ratio")
+_DETAIL = ("behaviour_logprob", "teacher_logprob", "importance_ratio")
 _KINDS = {"text": "t", "space": "s", "newline": "n", "mark": "m"}
 
 
@@ -102,13 +102,13 @@ class _Page:
         return bool(self._values["log_ratio"])
 
     def scale(self, floor: float) -> dict[str, float]:
-        """Per stream the 99th percentile of its absolute numbers; the floor of the reward lies within it."""
+        """Per stream the 99th percentile of its absolute numbers; the floor of the token reward lies within it."""
         found = {}
         for key, parts in self._values.items():
             values = np.abs(np.concatenate(parts)) if parts else np.zeros(0)
             values = values[np.isfinite(values)]
             if len(values):
-                at_least = abs(floor) if key == "reward" else 0.0
+                at_least = abs(floor) if key == "token_reward" else 0.0
                 found[key] = _rounded_up(max(float(np.percentile(values, 99)), at_least, 1e-6))
         return found
 
@@ -160,16 +160,16 @@ class _Page:
         shown = enumerate(zip(ids, self.texts.show(ids), strict=True))
         streams = {name: rollout.streams.get(name) for name in (*_DETAIL, *self._values)}
         clipped = rollout.streams.get("clipped")
-        rewards = rollout.streams.get("reward", np.zeros(0))
+        rewards = rollout.streams.get("token_reward", np.zeros(0))
         with np.errstate(invalid="ignore"):  # infinities of both signs
-            mean_reward = _number(float(rewards.mean(dtype=np.float64))) if len(rewards) else None
+            mean_token_reward = _number(float(rewards.mean(dtype=np.float64))) if len(rewards) else None
         return {
             "index": rollout.index,
             "grade": rollout.grade if graded else None,
             "finish_reason": rollout.finish_reason,
             "update": rollout.update,
             "num_tokens": len(rollout.token_ids),
-            "mean_reward": mean_reward,
+            "mean_token_reward": mean_token_reward,
             "ids": list(ids),
             "shown": {str(i): _encoded(each) for i, (token_id, each) in shown if each != self.texts.alone(token_id)},
             **{

@@ -14,6 +14,7 @@ from typing import Any
 from topd.errors import ConfigError, first_line
 from topd.report.stored_step import Seen, StoredStep, read_step, read_updates
 from topd.run import vocabulary
+from topd.run.catalogue import renamed
 from topd.run.digests import Digests
 from topd.run.files import spans
 from topd.run.gaps import lost_evaluations, lost_steps
@@ -245,7 +246,7 @@ def _metrics(path: Path, digests: Digests, problems: list[str]) -> list[Mapping[
             continue
         if step in by_step:
             problems.append(f"{path.name} holds step {step} twice; the last line counts")
-        by_step[step] = row
+        by_step[step] = renamed(row)
     return [by_step[step] for step in sorted(by_step)]
 
 

@@ -9,19 +9,16 @@ import numpy as np
 import pyarrow as pa
 
 from topd.run import parquet
+from topd.run.columns import FORMER
 
 Numbers = np.ndarray[Any, np.dtype[np.float32]]
 Seen = Mapping[tuple[str, int], Mapping[str, Any]]
 """(prompt id, rollout) -> what the last update that used it saw."""
 
-_STREAM_OF = {
-    "behaviour_logprobs": "student_logprob",
-    "teacher_logprobs": "teacher_logprob",
-    "token_rewards": "reward",
-    "returns": "return",
-    "advantages": "advantage",
-}
-_ROW = ("prompt_id", "domain", "prompt", "answer", "policy_version", "completion", "finish_reason", "reward")
+_STREAMS = ("behaviour_logprob", "teacher_logprob", "token_reward", "return", "advantage")
+"""Each is a column, whose name is the plural."""
+
+_ROW = ("prompt_id", "domain", "prompt", "answer", "policy_version", "completion", "finish_reason", "grade")
 _MAY_BE_NULL = ("answer",)
 
 
@@ -29,8 +26,8 @@ _MAY_BE_NULL = ("answer",)
 class StoredRollout:
     """One completion. Every stream holds one number per token; what the run did not store is absent.
 
-    Streams: student_logprob, teacher_logprob, log_ratio, reward, return, advantage (nats, but the last) as the step's credit saw
-    them; importance_ratio and clipped (0 or 1) as the last update that used the completion saw them.
+    Streams: behaviour_logprob, teacher_logprob, log_ratio, token_reward, return, advantage (nats, but the last) as the step's
+    credit saw them; importance_ratio and clipped (0 or 1) as the last update that used the completion saw them.
     """
 
     index: int
@@ -72,7 +69,7 @@ class StoredStep:
 
 def read_step(path: Path, step: int, seen: Seen) -> StoredStep:
     """Raises one of parquet.UNREADABLE for a file that is not there, damaged, or of another shape."""
-    return StoredStep(step=step, groups=tuple(_groups(parquet.read(path), seen)))
+    return StoredStep(step=step, groups=tuple(_groups(parquet.read(path, former=FORMER), seen)))
 
 
 def read_updates(path: Path) -> Seen:
@@ -90,7 +87,7 @@ def _groups(table: pa.Table, updates: Mapping[tuple[str, int], Mapping[str, Any]
     if absent := [name for name in _ROW if name not in _MAY_BE_NULL and None in columns[name]]:
         raise ValueError(f"{absent[0]} is null")
     ids = _cells(table["completion_ids"])
-    streams = {name: _cells(table[column]) for column, name in _STREAM_OF.items() if column in table.column_names}
+    streams = {name: _cells(table[f"{name}s"]) for name in _STREAMS if f"{name}s" in table.column_names}
     for name, cells in {"completion_ids": ids, **streams}.items():
         nulls = sum(cell is None and (tokens is None or len(tokens) > 0) for cell, tokens in zip(cells, ids, strict=True))
         if nulls and (name == "completion_ids" or any(cell is not None for cell in cells)):
@@ -136,9 +133,9 @@ def _rollout(
     streams: dict[str, Numbers],
     update: Mapping[str, Any] | None,
 ) -> StoredRollout:
-    if streams.keys() >= {"teacher_logprob", "student_logprob"}:
+    if streams.keys() >= {"teacher_logprob", "behaviour_logprob"}:
         with np.errstate(invalid="ignore"):
-            streams["log_ratio"] = streams["teacher_logprob"] - streams["student_logprob"]
+            streams["log_ratio"] = streams["teacher_logprob"] - streams["behaviour_logprob"]
     for name, values in streams.items():
         if len(values) != len(ids):
             raise ValueError(f"{name} has {len(values)} numbers for {len(ids)} tokens")
@@ -151,7 +148,7 @@ def _rollout(
         text=row["completion"],
         token_ids=tuple(ids.tolist()),
         finish_reason=row["finish_reason"],
-        grade=row["reward"],
+        grade=row["grade"],
         streams=streams,
         update=update["update"] if update is not None else None,
     )

@@ -4,7 +4,9 @@ Volatile metrics (times, throughput, memory) differ between two runs of the same
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from topd.run.healthy import HEALTHY, Healthy
 
@@ -27,9 +29,9 @@ class Metric:
 METRICS = (
     Metric("step", "count", "Rollout batches done."),
     Metric("policy_version", "count", "Optimizer updates done, after this step."),
-    Metric("reward/mean", "score in [0, 1]", "Mean grade of the completions."),
-    Metric("reward/std_in_group", "score", "Mean over groups of the standard deviation of grades in a group."),
-    Metric("reward/grader_errors", "completions", "Completions on which the grader raised; they get reward 0."),
+    Metric("grade/mean", "score in [0, 1]", "Mean grade of the completions."),
+    Metric("grade/std_in_group", "score", "Mean over groups of the standard deviation of grades in a group."),
+    Metric("grade/grader_errors", "completions", "Completions on which the grader raised; they get grade 0."),
     Metric("token_reward/mean", "nats", "Mean per-token reward that credit is made of."),
     Metric(
         "token_reward/floor_share",
@@ -54,7 +56,7 @@ METRICS = (
     Metric("teacher/retries", "requests", "Requests that failed and were made again.", volatile=True),
     Metric("teacher/cached", "completions", "Completions whose scores were still on disk, after a resume.", volatile=True),
     Metric("teacher/NAME/gap", "nats per token", "teacher/gap over the prompts of [teachers.NAME], where there are several."),
-    Metric("teacher/NAME/reward", "nats", "token_reward/mean over them."),
+    Metric("teacher/NAME/token_reward", "nats", "token_reward/mean over them."),
     Metric("teacher/NAME/groups", "groups", "How many groups they were."),
     Metric("teacher/NAME/dropped_groups", "groups", "teacher/dropped_groups among them."),
     Metric("token_reward/std_in_group", "nats", "Mean over groups of the standard deviation of per-token rewards in a group."),
@@ -110,6 +112,11 @@ METRICS = (
 )
 NAMES = frozenset(metric.name for metric in METRICS)
 VOLATILE = frozenset(metric.name for metric in METRICS if metric.volatile)
+
+
+def renamed(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of metrics.jsonl under the names of today: earlier versions called grades rewards."""
+    return {re.sub(r"^reward/", "grade/", re.sub(r"^(teacher/[^/]+)/reward$", r"\1/token_reward", key)): row[key] for key in row}
 
 
 def declared_name(name: str) -> str:

@@ -26,7 +26,7 @@ from topd.types import UpdateReport
 
 MARKER = "COMPLETE"
 
-_STREAMS = ("log_ratio", "clipped")
+_STREAMS = ("log_importance", "clipped")
 """Per-token tensors of an UpdateReport."""
 
 
@@ -117,6 +117,7 @@ def restore(path: Path, trainer: Trainer) -> int:
         state = json.loads((path / "state.json").read_text(encoding="utf-8"))
         saved = load_file(path / "policy.safetensors")
         optimizer, streams = load_file(path / "optimizer.safetensors"), load_file(path / "reports.safetensors")
+        streams = {name.replace("log_ratio", "log_importance"): stream for name, stream in streams.items()}  # of earlier versions
         reports = tuple(
             UpdateReport(**row, **{name: streams[f"{i}/{name}"] for name in _STREAMS}) for i, row in enumerate(state["reports"])
         )

@@ -42,7 +42,7 @@ def of_case(text: str, case: str) -> str:
 
 
 HEALTHY: Mapping[str, Healthy] = {
-    "reward/mean": Healthy(
+    "grade/mean": Healthy(
         words="rises, or stays high",
         source="arXiv 2603.25562",
         outside="Falling: training diverges, or the teacher prefers completions that are wrong (it may be unreliable after the "
@@ -50,13 +50,13 @@ HEALTHY: Mapping[str, Healthy] = {
         advice="Falling: compare the teacher's own accuracy; lower trainer.learning_rate. Always 0: read stored completions "
         "with task.answer_pattern in mind.",
     ),
-    "reward/std_in_group": Healthy(
+    "grade/std_in_group": Healthy(
         low=0.01,
         words="matters only where credit comes from grades",
         outside="All completions of a prompt earn the same grade, so grades give no signal.",
         advice="Take problems of another difficulty (task), or raise rollout.group_size.",
     ),
-    "reward/grader_errors": Healthy(
+    "grade/grader_errors": Healthy(
         high=0.0,
         source="a grader should never raise",
         outside="The grader raised; these completions got grade 0, right or not.",

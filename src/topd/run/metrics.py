@@ -41,7 +41,7 @@ def step_metrics(
     """
     num_tokens = flat.num_tokens
     values: dict[str, float | int | None] = {"step": step, "policy_version": policy_version}
-    values |= _reward_metrics(groups, flat)
+    values |= _grade_metrics(groups, flat)
     values |= _credit_metrics(flat, credit)
     values |= _length_metrics(groups, flat)
     values |= _update_metrics(reports)
@@ -85,17 +85,17 @@ def _per_teacher(
     for name in sorted(set(names)):
         own = [i for i, each in enumerate(names) if each == name]
         values[f"teacher/{name}/gap"] = float(torch.cat([gaps[i] for i in own]).mean())
-        values[f"teacher/{name}/reward"] = float(torch.cat([rewards[i] for i in own]).mean())
+        values[f"teacher/{name}/token_reward"] = float(torch.cat([rewards[i] for i in own]).mean())
         values[f"teacher/{name}/groups"] = len(own)
     return values
 
 
-def _reward_metrics(groups: Sequence[ScoredGroup], flat: Ragged) -> dict[str, Any]:
-    _, std = segment_mean_std(flat["rewards"], flat.group_sizes)
+def _grade_metrics(groups: Sequence[ScoredGroup], flat: Ragged) -> dict[str, Any]:
+    _, std = segment_mean_std(flat["grades"], flat.group_sizes)
     return {
-        "reward/mean": float(flat["rewards"].double().mean()),
-        "reward/std_in_group": float(std.mean()),
-        "reward/grader_errors": sum(scored.num_grader_errors for scored in groups),
+        "grade/mean": float(flat["grades"].double().mean()),
+        "grade/std_in_group": float(std.mean()),
+        "grade/grader_errors": sum(scored.num_grader_errors for scored in groups),
     }
 
 
@@ -130,7 +130,7 @@ def _policy_metrics(groups: Sequence[ScoredGroup], flat: Ragged, reports: StepRe
     sampled = torch.cat([rollout.logprobs for scored in groups for rollout in scored.group.rollouts]).double()
     change = flat["old_logprobs"].double() - sampled
     if not change.any():
-        change = reports[0].log_ratio.double()
+        change = reports[0].log_importance.double()
     return {
         "policy/entropy": float(-sampled.mean()),
         "policy/mismatch_kl": float((torch.expm1(change) - change).mean()),
@@ -149,7 +149,7 @@ def _update_metrics(reports: StepReport) -> dict[str, Any]:
 
 
 def _ratio_metrics(reports: StepReport) -> dict[str, Any]:
-    ratio = torch.exp(torch.cat([report.log_ratio for report in reports]))
+    ratio = torch.exp(torch.cat([report.log_importance for report in reports]))
     return {
         "ratio/clip_share": float(torch.cat([r.clipped for r in reports]).double().mean()),
         **_percentiles("ratio", ratio, separator="/"),

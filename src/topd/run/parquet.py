@@ -5,6 +5,7 @@ threads are used (pre_buffer and use_threads would), and no buffers of Python (a
 """
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,18 +15,26 @@ UNREADABLE = (OSError, pa.ArrowException, KeyError, ValueError, TypeError, Attri
 """Exceptions raised by a table that is damaged or has another schema."""
 
 
-def read(path: Path, schema: pa.Schema | None = None, optional: pa.Schema | None = None) -> pa.Table:
+def read(
+    path: Path,
+    schema: pa.Schema | None = None,
+    *,
+    optional: pa.Schema | None = None,
+    former: Mapping[str, str] | None = None,
+) -> pa.Table:
     """All columns, or those of `schema` (and those of `optional` that are there) in their types.
 
-    Raises one of UNREADABLE if the file or a column of `schema` is missing or damaged.
+    `former`: name of a column in earlier versions -> its name now. Raises one of UNREADABLE if the file or a column of `schema`
+    is missing or damaged.
     """
     if not path.is_file():
         raise OSError(f"{path.name} is not a file")
     with pa.OSFile(os.fsencode(path)) as file, pq.ParquetFile(file, pre_buffer=False) as parquet:
-        present = parquet.schema_arrow.names
-        if schema is None:
-            return parquet.read(use_threads=False)
-        if lacking := [name for name in schema.names if name not in present]:
-            raise ValueError(f"there is no column {lacking[0]}")
-        schema = pa.schema([*schema, *(field for field in optional or () if field.name in present)])
-        return parquet.read(schema.names, use_threads=False).select(schema.names).cast(schema)
+        table = parquet.read(use_threads=False)
+    table = table.rename_columns([(former or {}).get(name, name) for name in table.column_names])
+    if schema is None:
+        return table
+    if lacking := [name for name in schema.names if name not in table.column_names]:
+        raise ValueError(f"there is no column {lacking[0]}")
+    schema = pa.schema([*schema, *(field for field in optional or () if field.name in table.column_names)])
+    return table.select(schema.names).cast(schema)

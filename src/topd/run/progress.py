@@ -74,7 +74,7 @@ class Display:
 
 
 _LINE = (
-    ("reward", "reward/mean", ".3f"),
+    ("grade", "grade/mean", ".3f"),
     ("gap", "teacher/gap", ".4f"),
     ("floor", "token_reward/floor_share", ".1%"),
     ("entropy", "policy/entropy", ".3f"),

@@ -17,51 +17,11 @@ from topd.errors import ConfigError, first_line
 from topd.evidence import EVIDENCE
 from topd.ragged import Ragged
 from topd.run import parquet
+from topd.run.columns import FORMER, MORE, ROLLOUTS, UPDATES
 from topd.run.files import Note, replacing
 from topd.types import Credit, Prompt, Rollout, RolloutGroup, ScoredGroup, StepReport, TrainBatch
 
-_LOGPROBS = pa.list_(pa.float32())
 _CREDIT = ("token_rewards", "returns", "advantages")
-SCHEMA = pa.schema(
-    [
-        ("prompt_id", pa.string()),
-        ("domain", pa.string()),
-        ("prompt", pa.string()),
-        ("prompt_ids", pa.list_(pa.int32())),
-        ("answer", pa.string()),
-        ("policy_version", pa.int64()),
-        ("completion", pa.string()),
-        ("completion_ids", pa.list_(pa.int32())),
-        ("finish_reason", pa.string()),
-        ("reward", pa.float32()),
-        ("num_grader_errors", pa.int32()),
-        ("rollout_logprobs", _LOGPROBS),
-        ("behaviour_logprobs", _LOGPROBS),
-        ("old_logprobs", _LOGPROBS),
-        ("teacher_logprobs", _LOGPROBS),
-        ("token_rewards", _LOGPROBS),
-        ("returns", _LOGPROBS),
-        ("advantages", _LOGPROBS),
-    ]
-)
-_TYPES = {"token": _LOGPROBS, "token k": pa.list_(_LOGPROBS)}
-MORE = pa.schema(
-    [
-        (name, pa.list_(pa.list_(pa.int32())) if stream.integer else _TYPES[stream.axes])
-        for name, stream in EVIDENCE.items()
-        if stream.axes != "rollout" and name not in SCHEMA.names
-    ]
-)
-"""Streams of the table of evidence that are stored where an algorithm asks for them."""
-UPDATES_SCHEMA = pa.schema(
-    [
-        ("prompt_id", pa.string()),
-        ("rollout", pa.int32()),
-        ("update", pa.int64()),
-        ("importance_ratios", pa.list_(pa.float32())),
-        ("clipped", pa.list_(pa.bool_())),
-    ]
-)
 
 
 def write(path: Path, groups: Sequence[ScoredGroup], evidence: Ragged, credit: Credit, note: Note | None = None) -> None:
@@ -73,7 +33,7 @@ def write(path: Path, groups: Sequence[ScoredGroup], evidence: Ragged, credit: C
         for scored in groups
         for i in range(len(scored.group.rollouts))
     ]
-    schema = pa.schema([*SCHEMA, *(field for field in MORE if field.name in evidence)])
+    schema = pa.schema([*ROLLOUTS, *(field for field in MORE if field.name in evidence)])
     with replacing(path, note) as partial:
         pq.write_table(pa.Table.from_pylist(rows, schema=schema), partial, compression="zstd")
 
@@ -87,7 +47,7 @@ def write_updates(
     """
     rows = []
     for number, (batch, report) in enumerate(zip(batches, reports, strict=True), policy_version + 1):
-        seen = batch.streams.adding(ratios=report.log_ratio.exp(), clipped=report.clipped)
+        seen = batch.streams.adding(ratios=report.log_importance.exp(), clipped=report.clipped)
         streams = zip(seen.by_rollout("ratios"), seen.by_rollout("clipped"), strict=True)
         for group in batch.groups:
             for i in range(len(group.rollouts)):
@@ -95,7 +55,7 @@ def write_updates(
                 row = {"prompt_id": group.prompt.id, "rollout": i, "update": number}
                 rows.append({**row, "importance_ratios": ratios.numpy(), "clipped": clipped.numpy()})
     with replacing(path, note) as partial:
-        pq.write_table(pa.Table.from_pylist(rows, schema=UPDATES_SCHEMA), partial, compression="zstd")
+        pq.write_table(pa.Table.from_pylist(rows, schema=UPDATES), partial, compression="zstd")
 
 
 def read(path: Path, prompts: Sequence[Prompt], reason: str = "") -> list[ScoredGroup]:
@@ -106,7 +66,7 @@ def read(path: Path, prompts: Sequence[Prompt], reason: str = "") -> list[Scored
     try:
         if reason:
             raise ValueError(reason)
-        table = parquet.read(path, SCHEMA, optional=MORE)
+        table = parquet.read(path, ROLLOUTS, optional=MORE, former=FORMER)
         ragged = {field.name for field in table.schema if pa.types.is_list(field.type)}
         columns = {name: _ragged(table[name]) if name in ragged else table[name].to_pylist() for name in table.schema.names}
         _check(columns)
@@ -182,7 +142,7 @@ def _row(scored: ScoredGroup, i: int) -> dict[str, Any]:
         "completion": rollout.text,
         "completion_ids": rollout.token_ids,
         "finish_reason": rollout.finish_reason,
-        "reward": float(scored.evidence["rewards"][i]),
+        "grade": float(scored.evidence["grades"][i]),
         "num_grader_errors": scored.num_grader_errors,
         "rollout_logprobs": rollout.logprobs.numpy(),
     }
@@ -202,7 +162,7 @@ def _group(prompt: Prompt, columns: Mapping[str, list[Any]], rows: Sequence[int]
         evidence=replace(
             Ragged.of([[rollout.token_ids for rollout in rollouts]]),
             tokens={name: _stream(name, of(name)) for name in EVIDENCE if name in columns and of(name)[0] is not None},
-            rollouts={"rewards": torch.tensor(of("reward"))},
+            rollouts={"grades": torch.tensor(of("grade"))},
         ),
         num_grader_errors=of("num_grader_errors")[0],
     )

@@ -20,7 +20,7 @@ class MicroLoss:
     """`loss` carries the gradient; the rest is detached and on the CPU."""
 
     loss: Float[Tensor, ""]
-    log_ratio: Float[Tensor, " token"]
+    log_importance: Float[Tensor, " token"]
     clipped: Bool[Tensor, " token"]
 
 
@@ -31,6 +31,6 @@ def micro_loss(policy: Policy, groups: Sequence[TokenGroup], streams: Ragged, me
     token_loss, clipped = method.objective(forward, streams)
     return MicroLoss(
         loss=(streams["weights"] * token_loss).sum(),
-        log_ratio=(forward.logprobs.detach() - streams["old_logprobs"]).cpu(),
+        log_importance=(forward.logprobs.detach() - streams["old_logprobs"]).cpu(),
         clipped=clipped.cpu(),
     )

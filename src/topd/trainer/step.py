@@ -56,7 +56,7 @@ class Trainer:
         """One optimizer update on one mini-batch. Raises RunStopped, with the weights untouched, if anything is not finite."""
         self.policy.zero_grad(set_to_none=True)
         loss = 0.0
-        log_ratio, clipped = torch.empty(batch.streams.num_tokens), torch.empty(batch.streams.num_tokens, dtype=torch.bool)
+        log_importance, clipped = torch.empty(batch.streams.num_tokens), torch.empty(batch.streams.num_tokens, dtype=torch.bool)
         for pieces in microbatches(batch.groups, self.config.max_tokens_per_microbatch):
             groups, streams = rows_of(batch.groups, pieces), batch.streams.cut(pieces)
             part = micro_loss(self.policy, groups, streams, self.method, temperature=self.temperature)
@@ -65,10 +65,10 @@ class Trainer:
             part.loss.backward()
             loss += float(part.loss.detach())
             places = batch.streams.places(pieces)
-            log_ratio[places], clipped[places] = part.log_ratio, part.clipped
+            log_importance[places], clipped[places] = part.log_importance, part.clipped
         grad_norm = self._clip_gradients(batch)
         rate = learning_rate(self.config, update=self.policy.version, total_updates=self.total_updates)
-        report = UpdateReport(loss=loss, grad_norm=grad_norm, learning_rate=rate, log_ratio=log_ratio, clipped=clipped)
+        report = UpdateReport(loss=loss, grad_norm=grad_norm, learning_rate=rate, log_importance=log_importance, clipped=clipped)
         with uninterrupted():
             self.policy.step(rate)
             self.reports = (*self.reports, report)

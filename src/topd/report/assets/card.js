@@ -7,11 +7,11 @@ const FIELDS = [
   ["token", "token", ""],
   ["token_id", "token id", ""],
   ["position", "position", "from 0"],
-  ["student_logprob", "student log-prob", "nats"],
+  ["behaviour_logprob", "student log-prob", "nats"],
   ["teacher_logprob", "teacher log-prob", "nats"],
   ["probability_ratio", "probability ratio", "\u00d7"],
   ["log_ratio", "log-ratio", ""],
-  ["reward", "reward", ""],
+  ["token_reward", "token reward", ""],
   ["return", "return", ""],
   ["advantage", "advantage", ""],
   ["importance_ratio", "importance ratio", "\u00d7"],
@@ -22,7 +22,7 @@ const FIELDS = [
 const TEACHERS = new Set(["teacher_logprob", "probability_ratio", "log_ratio"]);
 
 /** Fields that are streams of a rollout, shown as they are. */
-const STREAMS = ["student_logprob", "teacher_logprob", "log_ratio", "reward", "return", "advantage", "importance_ratio"];
+const STREAMS = ["behaviour_logprob", "teacher_logprob", "log_ratio", "token_reward", "return", "advantage", "importance_ratio"];
 
 /** The card of a rollout. It draws the tokens `from` <= position < `to`; one of them is the tab stop. */
 class Card {
@@ -40,10 +40,10 @@ class Card {
   }
 
   head() {
-    const { index, grade, finish_reason: reason, update, mean_reward: mean, num_tokens: all } = this.rollout;
+    const { index, grade, finish_reason: reason, update, mean_token_reward: mean, num_tokens: all } = this.rollout;
     const facts = [reason === "length" ? "cut off" : reason === "stop" ? "ended" : reason, counted(all, "token")];
     facts.push(update == null ? "in no update" : `in update ${update}`);
-    if (mean != null) facts.push(`mean reward ${written(mean)}`);
+    if (mean != null) facts.push(`mean token reward ${written(mean)}`);
     if (all > this.length) facts.push(`the first ${this.length.toLocaleString("en")} tokens are in this page`);
     const [kind, mark] = grade === 1 ? ["right", "\u2713 right"] : grade === 0 ? ["wrong", "\u2717 wrong"]
       : ["other", grade == null ? "not graded" : `grade ${written(grade)}`];

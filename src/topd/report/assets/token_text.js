@@ -5,7 +5,7 @@ const LEVELS = 10; // Shades on either side of 0.
 /** What blue and orange say, by what one colours by. */
 const SAYS = {
   log_ratio: ["the teacher finds the token likelier than the student", "the teacher finds it less likely: it rejects it"],
-  reward: ["the token is rewarded", "the token is punished"],
+  token_reward: ["the token is rewarded", "the token is punished"],
   return: ["the token and what follows it are rewarded", "the token and what follows it are punished"],
   advantage: ["the update makes the token likelier", "the update makes it less likely"],
 };
@@ -89,7 +89,7 @@ function legendOf(run, stream) {
   const scale = run.scale[stream.key];
   const end = short(scale);
   const [up, down] = SAYS[stream.key] ?? ["above 0", "below 0"];
-  const floored = stream.key === "reward" && run.floor != null;
+  const floored = stream.key === "token_reward" && run.floor != null;
   const key = (name, sample, text, more = {}) =>
     el("li", more, el("span", { class: name, "aria-hidden": "true" }, sample), ` ${text}`);
   return [
@@ -98,7 +98,7 @@ function legendOf(run, stream) {
       el("p", {}, el("strong", {}, stream.label), ` (${stream.unit}): ${stream.meaning}. Blue: ${up}. Orange: ${down}. `,
         `Shades grow with the square root: half way at \u00b1${short(scale / 4)}, full from \u00b1${end} on, `,
         "the 99th percentile of the tokens in this page",
-        floored ? ` (or the floor, if that is further). No reward is below the floor, ${run.floor_words}.` : "."),
+        floored ? ` (or the floor, if that is further). No token reward is below the floor, ${run.floor_words}.` : "."),
       el("ul", {},
         key("lens-token lens-low lens-down-6", "abc", `bar below: under \u2212${short(scale / 4)}`),
         key("lens-token lens-down-2", "abc", "underlined: below 0", { class: "lens-forced" }),

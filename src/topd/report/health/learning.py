@@ -223,7 +223,7 @@ def gap(watched: Watched) -> Iterator[Verdict]:
 
 def grades(watched: Watched) -> Iterator[Verdict]:
     """Grades of the sampled completions; and whether the student gets closer to the teacher and worse at the task."""
-    series, over, gap_change = watched.series("reward/mean"), watched.change("reward/mean"), watched.change("teacher/gap")
+    series, over, gap_change = watched.series("grade/mean"), watched.change("grade/mean"), watched.change("teacher/gap")
     if not watched.sampled or not len(series):
         return
     fell_in = [board.name for board in boards(watched) if board.base and board.later and board.base.above(board.later[-1])]
@@ -231,18 +231,18 @@ def grades(watched: Watched) -> Iterator[Verdict]:
     if gap_change is not None and gap_change.falls(CHANGE) and (fell_in or grades_fall):
         seen = f"the mean grade went {over.words()}" if grades_fall and over else f"accuracy fell on {', '.join(fell_in)}"
         words = f"The gap went {gap_change.words('nats per token')}, yet {seen}."
-        evidence = (*gap_change.evidence("teacher/gap"), *(over.evidence("reward/mean") if over else ()))
-        title, names = "Closer to the teacher, but less often right", ("reward/mean", "teacher/gap")
+        evidence = (*gap_change.evidence("teacher/gap"), *(over.evidence("grade/mean") if over else ()))
+        title, names = "Closer to the teacher, but less often right", ("grade/mean", "teacher/gap")
         yield judged("bad", title, words, *names, evidence=evidence, case="Falling")
     elif grades_fall and over:
         words = f"The mean grade of sampled completions went {over.words()}."
-        yield judged("warning", "Grades fall", words, "reward/mean", evidence=over.evidence("reward/mean"), case="Falling")
+        yield judged("warning", "Grades fall", words, "grade/mean", evidence=over.evidence("grade/mean"), case="Falling")
     elif not any(series.values):
         words = f"Every completion of {span(series.range)} earned grade 0. Without answers in the data that is as it should be."
-        yield judged("note", "No completion earned a grade", words, "reward/mean", case="Always 0")
+        yield judged("note", "No completion earned a grade", words, "grade/mean", case="Always 0")
     elif over is not None and over.rises(GRADES_FALL):
         words = f"The mean grade of sampled completions went {over.words()}."
-        yield judged("good", "Grades rise", words, "reward/mean", evidence=over.evidence("reward/mean"))
+        yield judged("good", "Grades rise", words, "grade/mean", evidence=over.evidence("grade/mean"))
 
 
 def length(watched: Watched) -> Iterator[Verdict]:

@@ -77,14 +77,14 @@ def gradients(watched: Watched) -> Iterator[Verdict]:
 
 def signal(watched: Watched) -> Iterator[Verdict]:
     """Groups that teach nothing: all advantages 0, or, without a teacher, all grades alike."""
-    without, spread = watched.series("advantage/degenerate_groups").usual, watched.series("reward/std_in_group").usual
+    without, spread = watched.series("advantage/degenerate_groups").usual, watched.series("grade/std_in_group").usual
     if not watched.sampled:
         return
-    if not watched.taught and len(spread) and not HEALTHY["reward/std_in_group"].holds(spread.median):
+    if not watched.taught and len(spread) and not HEALTHY["grade/std_in_group"].holds(spread.median):
         words = f"The grades of a group differ by {figure(spread.median)} only (standard deviation, {of_usual(spread)}), and "
         words += "credit comes from nothing else."
-        evidence = medians(watched, "reward/std_in_group", "reward/mean")
-        yield judged("bad", "All grades of a group are equal", words, "reward/std_in_group", "reward/mean", evidence=evidence)
+        evidence = medians(watched, "grade/std_in_group", "grade/mean")
+        yield judged("bad", "All grades of a group are equal", words, "grade/std_in_group", "grade/mean", evidence=evidence)
     elif len(without):
         name = "advantage/degenerate_groups"
         words = f"{percent(without.median)} of the groups have no signal: all their advantages are 0 ({of_usual(without)})."
@@ -127,16 +127,16 @@ def retries(watched: Watched) -> Iterator[Verdict]:
 
 
 def grader(watched: Watched) -> Iterator[Verdict]:
-    errors = watched.series("reward/grader_errors")
+    errors = watched.series("grade/grader_errors")
     if not len(errors):
         return
     prompts, size = watched.setting("rollout.prompts_per_step"), watched.setting("rollout.group_size")
     of = f" of {figure(prompts * size * len(errors))}" if prompts and size else ""
     words = f"The grader raised on {figure(sum(errors.values))}{of} completions over {span(errors.range)}."
-    if HEALTHY["reward/grader_errors"].holds(sum(errors.values)):
-        yield judged("good", "The grader never raised", words, "reward/grader_errors")
+    if HEALTHY["grade/grader_errors"].holds(sum(errors.values)):
+        yield judged("good", "The grader never raised", words, "grade/grader_errors")
     else:
-        yield judged("warning", "The grader raises", words, "reward/grader_errors")
+        yield judged("warning", "The grader raises", words, "grade/grader_errors")
 
 
 def lag(watched: Watched) -> Iterator[Verdict]:

@@ -26,7 +26,7 @@ def check_stored(step: StoredStep, config: AlgorithmConfig, *, own: str) -> None
         missing = "demonstrations"
     elif "answer" in method.learns_from and all(group.answer is None for group in step.groups):
         missing = "graded answers"
-    elif not all("student_logprob" in rollout.streams for rollout in rollouts):
+    elif not all("behaviour_logprob" in rollout.streams for rollout in rollouts):
         missing = "the student's log-probs"
     if missing:
         raise ConfigError(
@@ -50,11 +50,11 @@ def evidence(step: StoredStep) -> Ragged:
         there = [part for part in parts if part is not None]
         return torch.from_numpy(np.concatenate(there)) if len(there) == len(parts) else None
 
-    streams = {"behaviour_logprobs": flat("student_logprob"), "teacher_logprobs": flat("teacher_logprob")}
+    streams = {"behaviour_logprobs": flat("behaviour_logprob"), "teacher_logprobs": flat("teacher_logprob")}
     return replace(
         Ragged.of([[rollout.token_ids for rollout in group.rollouts] for group in step.groups]),
         tokens={name: stream for name, stream in streams.items() if stream is not None},
-        rollouts={"rewards": torch.tensor([rollout.grade for rollout in rollouts], dtype=torch.float32)},
+        rollouts={"grades": torch.tensor([rollout.grade for rollout in rollouts], dtype=torch.float32)},
     )
 
 

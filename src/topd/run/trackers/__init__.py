@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from topd.errors import ConfigError, RunStopped
+from topd.run.catalogue import renamed
 from topd.run.files import read_lines
 from topd.run.trackers.feeder import Feeder, Message
 
@@ -71,7 +72,7 @@ class Trackers:
         """Start the trackers, and bring each up to date with what the run folder holds already."""
         if not self._names:
             return
-        history: list[Message] = [{"row": row} for row in read_lines(self._path / "metrics.jsonl")]
+        history: list[Message] = [{"row": renamed(row)} for row in read_lines(self._path / "metrics.jsonl")]
         history += [{"evaluation": row} for row in read_lines(self._path / "evals.jsonl")]
         history.sort(key=lambda message: next(iter(message.values()))["step"])
         begin = {"path": str(self._path.resolve()), "config": self._config, "steps_done": steps_done}
