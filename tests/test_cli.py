@@ -60,10 +60,10 @@ def test_overrides_may_stand_anywhere(config: str, capsys: pytest.CaptureFixture
 def test_probe_prints_every_verdict(config: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["probe", config]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 11
-    assert all(line.startswith("ok  ") for line in lines[:9])
-    assert lines[9].startswith("WARN  grades of the student: ")  # 24 tokens cut most completions off
-    assert "Raise rollout.max_completion_tokens" in lines[9]
+    assert len(lines) == 12
+    assert all(line.startswith("ok  ") for line in lines[:10])
+    assert lines[10].startswith("WARN  grades of the student: ")  # 24 tokens cut most completions off
+    assert "Raise rollout.max_completion_tokens" in lines[10]
 
 
 def test_probe_fails_with_two(tmp_path: Path, config: str, capsys: pytest.CaptureFixture[str]) -> None:

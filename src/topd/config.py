@@ -244,7 +244,7 @@ class AlgorithmConfig(Section):
         return 0
 
     def judge_noise(self, largest: float) -> tuple[bool, str]:
-        """What log-ratios that are rounding alone do to it: whether they do harm, and the end of a sentence on it.
+        """Effect of log-ratios from rounding alone: True if they do harm, and the end of a sentence about it.
 
         `largest`: their largest root mean square in a group (nats).
         """

@@ -129,7 +129,7 @@ class Run:
         if newest is not None:
             self.steps_done = checkpoint.restore(newest, self.trainer)
             self.parts.engine.load_weights(self.parts.policy.version)
-            unproven = "" if checkpoint.is_proven(newest) else " (WARNING  it has no digests: that it is whole is not proven)"
+            unproven = "" if checkpoint.is_proven(newest) else " (WARNING  it has no digests: not proven to be undamaged)"
             self.display.line(f"resumed from {newest}{unproven}")
         elif self.config.run.resume:
             self.display.line(f"no checkpoint in {self.directory.checkpoints}: starting from the beginning")

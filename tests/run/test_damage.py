@@ -16,8 +16,8 @@ from tests.fakes import scored_groups, without_teacher
 from tests.run.test_rollouts_read import credit_of
 from topd import config_file
 from topd.assemble import assemble, make_trainer
+from topd.collect.feed import Feed
 from topd.errors import ConfigError
-from topd.loop import Run
 from topd.models.load import load
 from topd.run import checkpoint, columns, rollouts, vocabulary
 from topd.run.digests import Digests
@@ -109,8 +109,8 @@ def step(directory: RunDirectory, groups) -> Path:
 def stored(directory: RunDirectory, groups) -> tuple[object, list[str]]:
     """What a run that goes on takes from the folder, and the lines that it shows."""
     lines: list[str] = []
-    run = SimpleNamespace(directory=RunDirectory(directory.path), display=SimpleNamespace(line=lines.append))
-    return Run.stored(run, 1, [scored.group.prompt for scored in groups]), lines
+    feed = SimpleNamespace(directory=RunDirectory(directory.path), display=SimpleNamespace(line=lines.append))
+    return Feed._stored(feed, 1, [scored.group.prompt for scored in groups]), lines
 
 
 def test_whole_rollouts_are_taken_without_a_word(directory: RunDirectory, step: Path, groups) -> None:

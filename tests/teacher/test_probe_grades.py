@@ -48,7 +48,7 @@ class Told(Grader):
 class Says(EmbeddedEngine):
     """Completes every prompt with the given texts in turn; one that ends in "~" is cut off. Remembers how it was asked."""
 
-    context_length, policy_version = None, 0
+    context_length, policy_version, tolerance, exact = None, 0, None, True
 
     def __init__(self, *texts: str) -> None:
         self.texts = texts

@@ -74,7 +74,7 @@ class Feed:
         if not path.is_file():
             return None
         if not self.directory.digests.knows(path):
-            self.display.line(f"WARNING  {path} has no digest: that it is what was sampled is not proven")
+            self.display.line(f"WARNING  {path} has no digest: not proven to be unchanged")
         return rollouts.read(path, prompts, self.directory.digests.difference(path))
 
     def _sample(self, step: int, prompts: Sequence[Prompt]) -> list[RolloutGroup]:
