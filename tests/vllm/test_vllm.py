@@ -158,6 +158,7 @@ def test_a_wrong_hand_over_is_an_error_that_says_where_to_look(served: Served, s
             export(policy, transport.folder)  # of an untied one nothing new is written
 
     monkeypatch.setattr(transport, "publish", publish)
+    monkeypatch.setattr(transport, "commit", lambda: None)
     change(parts, seed=2)
     with pytest.raises(RunStopped, match="does not serve the weights of version 1") as error:
         parts.engine.load_weights(1)
