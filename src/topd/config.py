@@ -5,10 +5,10 @@ config_rules.py; config_file.py reads files, and finds the class of `[algorithm]
 """
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny, field_validator, model_validator
 
 from topd.errors import ConfigError
 
@@ -237,6 +237,34 @@ class AlgorithmConfig(Section):
     def min_group_size(self) -> int:
         """Fewest completions per prompt with which the algorithm learns anything."""
         return 1
+
+    def floor(self) -> tuple[float, str] | None:
+        """Lowest token reward that credit can give, and its formula in words; None without one."""
+        return None
+
+    def units(self) -> dict[str, str]:
+        """Units of `token_reward`, `return` and `advantage`."""
+        return dict.fromkeys(("token_reward", "return", "advantage"), "nats")
+
+    def unread(self) -> dict[str, str]:
+        """Keys that these settings ignore -> the setting that makes it so."""
+        return {}
+
+    def advice(self) -> dict[str, str]:
+        """Metric -> what this algorithm's own keys can do where it is unhealthy."""
+        return {}
+
+    def describe(self) -> dict[str, Any]:
+        """The content of credit.json, by which a run folder is read without this class."""
+        return {"floor": self.floor(), "units": self.units(), "unread": self.unread(), "advice": self.advice()}
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> Self:
+        """Refuse an ignored key, unless it has its default."""
+        for key, reason in self.unread().items():
+            if getattr(self, key) != type(self).model_fields[key].default:
+                raise ConfigError(f"algorithm.{key} = {getattr(self, key)} would be ignored with {reason}. Remove it.")
+        return self
 
     @property
     def teacher_top_k(self) -> int:

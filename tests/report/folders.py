@@ -1,5 +1,6 @@
 """Run folders built by hand: any numbers, any text."""
 
+import contextlib
 import json
 import math
 import statistics
@@ -10,7 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import tomli_w
+from pydantic import ValidationError
 
+from topd import algorithms
+from topd.errors import ConfigError
 from topd.run import vocabulary
 from topd.run.columns import ROLLOUTS, UPDATES
 
@@ -82,10 +86,18 @@ def write_run(
     """A run of one step. `words`: token id -> bytes; ids that are not there have no vocabulary entry."""
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.toml").write_text(tomli_w.dumps({"algorithm": dict(algorithm), "run": {"steps": 2}}))
+    write_credit(path, algorithm)
     if words is not None:
         vocabulary.write(path / "vocabulary.parquet", [(token_id, text, False) for token_id, text in words.items()])
     write_step(path, groups, **columns)
     return path
+
+
+def write_credit(path: Path, algorithm: Mapping[str, Any]) -> None:
+    """What the algorithm says of its credit; nothing for settings that it refuses."""
+    with contextlib.suppress(ConfigError, ValidationError, KeyError):
+        facts = algorithms.load(algorithm["type"]).Config(**algorithm).describe()
+        (path / "credit.json").write_text(json.dumps(facts))
 
 
 def write_updates(path: Path, *rows: dict[str, Any], schema: pa.Schema = UPDATES) -> None:

@@ -26,6 +26,7 @@ from topd.errors import ConfigError
 from topd.report.credit import settings_in_use
 from topd.report.explain import explain, spans
 from topd.report.scales import Scale, ratio, signed
+from topd.report.stored import read_run
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 ENV = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
@@ -156,10 +157,12 @@ def test_numbers_are_short_and_keep_their_sign() -> None:
     assert (ratio(0.0001), ratio(1.5), ratio(None), ratio(0.0)) == ("1e-04", "1.500", "-", "0")
 
 
-def test_settings_that_are_not_read_are_not_shown() -> None:
-    table = {"type": "topd", "alpha": 0.2, "reward": "clipped", "reward_bound": 5.0, "returns": "immediate", "discount": 0.9}
-    assert settings_in_use(table) == {"reward": "clipped", "reward_bound": 5.0, "returns": "immediate"}
-    assert settings_in_use({"type": "opd", "clip": 0.2}) == {"clip": 0.2}
+def test_settings_that_are_not_read_are_not_shown(tmp_path: Path) -> None:
+    table = {"type": "topd", "alpha": 0.2, "reward": "clipped", "reward_bound": 5.0, "returns": "immediate", "discount": 0.95}
+    path = write_run(tmp_path / "topd", {"a": VECTOR}, algorithm=table)
+    assert settings_in_use(read_run(path)) == {"reward": "clipped", "reward_bound": 5.0, "returns": "immediate"}
+    path = write_run(tmp_path / "opd", {"a": VECTOR}, algorithm={"type": "opd", "clip": 0.2})
+    assert settings_in_use(read_run(path)) == {"clip": 0.2}
 
 
 def test_a_pipe_gets_plain_whole_lines_without_torch(run: Path) -> None:

@@ -1,5 +1,6 @@
 """Each verdict appears exactly where it should: a failure is put into a healthy run, and nothing else may be said of it."""
 
+import contextlib
 import dataclasses
 import math
 import re
@@ -11,13 +12,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from topd import config_file
+from topd import algorithms, config_file
+from topd.errors import ConfigError
 from topd.report.health import checks as health
 from topd.report.health import learning, service, verdict
 from topd.report.health.checks import LEVELS, Verdict, verdicts
 from topd.report.health.verdict import MIN_STEPS, Series, change
-from topd.report.stored import StoredRun
+from topd.report.stored import CreditFacts, StoredRun
 from topd.report.stored_step import StoredGroup, StoredRollout, StoredStep
 from topd.run.catalogue import METRICS, NAMES
 from topd.run.healthy import HEALTHY, of_case
@@ -91,6 +94,13 @@ def scored(
 EVALUATIONS = [scored("student", 0, 0.11), scored("teacher", 0, 0.98), scored("student", 12, 0.57)]
 
 
+def facts_of(config: Mapping[str, Any]) -> CreditFacts | None:
+    with contextlib.suppress(ConfigError, ValidationError, KeyError, TypeError):
+        algorithm = config["algorithm"]
+        return CreditFacts.model_validate(algorithms.load(algorithm["type"]).Config(**algorithm).describe())
+    return None
+
+
 def a_run(
     rows: Sequence[Mapping[str, Any]] | None = None,
     *,
@@ -102,6 +112,7 @@ def a_run(
     return StoredRun(
         path=Path("run"),
         config=config,
+        credit=facts_of(config),
         environment={},
         metrics=tuple(healthy_rows() if rows is None else rows),
         evaluations=tuple(EVALUATIONS if evaluations is None else evaluations),

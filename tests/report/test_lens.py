@@ -13,7 +13,7 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.report.folders import TOPD, update, write_run, write_step, write_updates
+from tests.report.folders import TOPD, VECTOR, update, write_credit, write_run, write_step, write_updates
 from topd.report.credit import NUM_EXTREMES, extremes, floor_of
 from topd.report.lens import hold
 from topd.report.stored import read_run
@@ -382,26 +382,34 @@ def test_no_token_is_called_most_credited_where_all_of_a_completion_have_the_sam
     ("settings", "expected"),
     [
         ({"alpha": 0.2, "reward": "proximal"}, math.log(0.8)),
-        ({"alpha": 0.5, "reward": "proximal", "reward_bound": 3.0}, math.log(0.5)),
+        ({"alpha": 0.5, "reward": "proximal"}, math.log(0.5)),
         ({"alpha": 1.0, "reward": "proximal"}, None),
         ({"alpha": 0.0, "reward": "proximal"}, None),
         ({"alpha": "x", "reward": "proximal"}, None),
-        ({"reward": "proximal"}, None),
         ({"reward": "clipped", "reward_bound": 5.0, "alpha": 0.2}, -5.0),
         ({"reward": "floor", "reward_bound": 2}, -2.0),
-        ({"reward": "floor"}, None),
+        ({"reward": "floor"}, -5.0),
         ({"reward": "power", "reward_power": 0.5}, -1.0),
         ({"reward": "log_ratio", "alpha": 0.2}, None),
-        ({}, None),
+        ({}, math.log(0.8)),
     ],
     ids=str,
 )
 def test_the_floor_of_every_reward(tmp_path: Path, settings: dict[str, Any], expected: float | None) -> None:
     (tmp_path / "config.toml").write_text(tomli_w.dumps({"algorithm": {"type": "topd", **settings}}))
+    write_credit(tmp_path, {"type": "topd", **settings})
     found = floor_of(read_run(tmp_path))
     assert (found and found[0]) == (expected and pytest.approx(expected, abs=1e-12))
-    if found and settings["reward"] != "power":
-        assert f"{settings['alpha' if settings['reward'] == 'proximal' else 'reward_bound']:g}" in found[1]
+    for key in ("alpha", "reward_bound") if found else ():
+        assert key not in settings or f"{settings[key]:g}" in found[1] or settings["reward"] == "clipped"
+
+
+def test_an_older_folder_has_no_floor_and_no_units(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", {"a": VECTOR})
+    (path / "credit.json").unlink()
+    found = lens(path)
+    assert found["floor"] is None
+    assert [stream["unit"] for stream in found["streams"]] == ["nats", "", "", ""]
 
 
 @pytest.mark.parametrize("config", ["", 'algorithm = "topd"', "[algorithm]\ntype = 'grpo'", "algorithm = 3"])

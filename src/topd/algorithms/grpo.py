@@ -29,6 +29,9 @@ class Config(AlgorithmConfig):
     clip: float = Field(0.2, gt=0, lt=1, description="The importance ratio is clipped to 1 - clip, 1 + clip.")
     std_floor: float = Field(1e-6, gt=0, description="Smallest standard deviation a group is divided by.")
 
+    def units(self) -> dict[str, str]:
+        return {"token_reward": "grade", "return": "grade", "advantage": "group std"}
+
     @property
     def min_group_size(self) -> int:
         return 2

@@ -27,6 +27,10 @@ class Config(AlgorithmConfig):
     type: Literal["opd"] = "opd"
     clip: float = Field(0.2, gt=0, lt=1, description="The importance ratio is clipped to 1 - clip, 1 + clip.")
 
+    def advice(self) -> dict[str, str]:
+        bounded = 'algorithm.type = "topd" has a reward with a floor.'
+        return dict.fromkeys(("teacher/gap", "teacher/log_ratio_p01", "train/grad_norm_max"), bounded)
+
 
 def credit(evidence: Ragged, config: Config) -> Credit:
     log_ratio = evidence["teacher_logprobs"] - evidence["behaviour_logprobs"]

@@ -22,6 +22,9 @@ WEIGHTING = token_mean
 class Config(AlgorithmConfig):
     type: Literal["sft"] = "sft"
 
+    def units(self) -> dict[str, str]:
+        return dict.fromkeys(("token_reward", "return", "advantage"), "weight")
+
 
 def credit(evidence: Ragged, config: Config) -> Credit:
     """Every demonstrated token is wanted equally: advantage 1."""

@@ -18,15 +18,15 @@ Not in the paper: rounding is agreement (docs/decisions/0020-noise-of-low-precis
 and a group whose log-ratios have a root mean square of at most `rounding` gets reward, return and advantage 0.
 """
 
+import math
 from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from topd.config import AlgorithmConfig, Dtype
-from topd.errors import ConfigError
 from topd.ops.advantage import normalize_over_rollouts, normalize_over_tokens
 from topd.ops.objective import clipped_surrogate, is_clipped
 from topd.ops.proximal import (
@@ -46,6 +46,15 @@ from topd.types import Credit, Forward
 
 NEEDS = frozenset({"teacher_logprobs"})
 WEIGHTING = group_token_mean
+
+_READ_WITH = {
+    "alpha": ("reward", ("proximal",)),
+    "reward_bound": ("reward", ("clipped", "floor")),
+    "reward_power": ("reward", ("power",)),
+    "discount": ("returns", ("discounted",)),
+    "std_floor": ("normalize", ("group_tokens", "group_rollouts", "batch_tokens")),
+}
+"""Key -> the key that decides if it is read, and the values with which it is."""
 
 
 class Config(AlgorithmConfig):
@@ -95,23 +104,36 @@ class Config(AlgorithmConfig):
     def min_group_size(self) -> int:
         return 2 if self.normalize.startswith("group") else 1
 
-    @model_validator(mode="after")
-    def _nothing_is_ignored(self) -> "Config":
-        """Refuse a key that the chosen reward, return or normalisation does not read, unless it has its default."""
-        read_by = {
-            "alpha": self.reward == "proximal",
-            "reward_bound": self.reward in ("clipped", "floor"),
-            "reward_power": self.reward == "power",
-            "discount": self.returns == "discounted",
-            "std_floor": self.normalize != "none",
+    def floor(self) -> tuple[float, str] | None:
+        match self.reward:
+            case "proximal" if self.alpha < 1:
+                return math.log1p(-self.alpha), f"log(1 - alpha) with alpha = {self.alpha:g}"
+            case "clipped" | "floor":
+                return -self.reward_bound, f"-reward_bound = {-self.reward_bound:g}"
+            case "power":
+                return -1.0, "a difference of two powers of probabilities"
+        return None
+
+    def units(self) -> dict[str, str]:
+        reward = "probability" if self.reward == "power" else "nats"
+        scopes = {"group_tokens": "group std", "group_rollouts": "group std", "batch_tokens": "batch std", "none": reward}
+        return {"token_reward": reward, "return": reward, "advantage": scopes[self.normalize]}
+
+    def unread(self) -> dict[str, str]:
+        return {
+            key: f'algorithm.{other} = "{value}"'
+            for key, (other, readers) in _READ_WITH.items()
+            if (value := getattr(self, other)) not in readers
         }
-        for key, is_read in read_by.items():
-            if not is_read and getattr(self, key) != type(self).model_fields[key].default:
-                raise ConfigError(
-                    f'algorithm.{key} = {getattr(self, key)} would be ignored with algorithm.reward = "{self.reward}", '
-                    f'algorithm.returns = "{self.returns}", algorithm.normalize = "{self.normalize}". Remove it.'
-                )
-        return self
+
+    def advice(self) -> dict[str, str]:
+        bounded = "A reward with a floor: algorithm.reward = proximal with algorithm.alpha below 1."
+        return {
+            **dict.fromkeys(
+                ("teacher/log_ratio_p01", "train/grad_norm_max", "teacher/gap") if self.floor() is None else (), bounded
+            ),
+            "token_reward/floor_share": "A lower algorithm.alpha gives a nearer target.",
+        }
 
 
 def credit(evidence: Ragged, config: Config) -> Credit:

@@ -13,7 +13,7 @@ from topd.errors import ConfigError
 from topd.models.language_model import LanguageModel
 from topd.ops.estimate import avg_at_k, bootstrap_interval, pass_at_k
 from topd.rollout.engine import Engine, SamplingParams
-from topd.run.summary import excluded
+from topd.run.gaps import excluded
 from topd.tasks.answers import in_context
 from topd.tasks.grading import FULL_MARKS, Grade, Grader, make_grader
 from topd.tasks.load import load_task

@@ -69,7 +69,6 @@ CHARTS = (
         section="Teacher",
         title="Reward of a token",
         lines={"token_reward/mean": "mean"},
-        note="The proximal reward is never below log(1 - alpha).",
     ),
     Chart(
         id="token-reward-spread",
@@ -80,7 +79,7 @@ CHARTS = (
     Chart(
         id="floor",
         section="Teacher",
-        title="Tokens at or near the floor",
+        title="Tokens that the teacher rejects",
         lines={"token_reward/floor_share": "share"},
         note="Tokens that the teacher gives at most a tenth of the student's probability.",
     ),

@@ -11,6 +11,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from topd.report.chart_table import CHARTS, PER_TEACHER, UNITS, Chart
+from topd.report.credit import floor_of
 from topd.report.stored import StoredRun, names
 from topd.run.catalogue import declared_name
 
@@ -81,6 +82,9 @@ def _chart(chart: Chart, runs: Sequence[_Shown]) -> Iterator[dict[str, Any]]:
 def _notes(chart: Chart, runs: Sequence[_Shown]) -> str:
     """What else a reader has to know: which dash is which line, and what is not drawn."""
     words = [chart.note] if chart.note else []
+    if chart.id == "token-reward":
+        floors = {floor_of(run.run) for run in runs}
+        words += [f"It is never below {floor[0]:.3g}, {floor[1]}." for floor in floors if floor and len(floors) == 1]
     if len(runs) > 1 and len(chart.lines) > 1:
         styles = ("thin", "thin", "thick") if chart.band else _DASH_WORDS
         words.append(", ".join(f"{style}: {name}" for style, name in zip(styles, chart.lines.values(), strict=False)) + ".")

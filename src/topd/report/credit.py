@@ -1,6 +1,6 @@
 """What the credit of a run is: its streams with their units, its floor, and the tokens that stand out by it.
 
-Told by the keys of the run's `[algorithm]` table and by what its rollouts hold; no algorithm is named or imported here.
+The algorithm's own words, from credit.json of the run folder; no algorithm is named or imported here.
 """
 
 import heapq
@@ -20,17 +20,8 @@ STREAMS = ("log_ratio", "token_reward", "return", "advantage")
 NUM_EXTREMES = 10
 """Length of the lists of worst-rejected and most-credited tokens of a step."""
 
-_READ_WITH = {
-    "alpha": ("reward", ("proximal",)),
-    "reward_bound": ("reward", ("clipped", "floor")),
-    "reward_power": ("reward", ("power",)),
-    "discount": ("returns", ("discounted",)),
-}
-
 TOP_SHARE = 0.01
 """The tokens with the largest advantages, by whose part of the whole one sees how far credit is spread."""
-
-_NORMALIZED = {"group_tokens": "group std", "group_rollouts": "group std", "batch_tokens": "batch std"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,14 +34,9 @@ class Stream:
     meaning: str
 
 
-def streams_of(run: StoredRun, *, has_teacher: bool) -> tuple[Stream, ...]:
-    """STREAMS with the units that they have under the run's own settings. `has_teacher`: its rollouts were scored by one."""
-    algorithm = algorithm_of(run)
-    reward = "grade" if not has_teacher else "probability" if algorithm.get("reward") == "power" else "nats"
-    by_default = "group std" if "std_floor" in algorithm else reward if has_teacher else "weight"
-    normalize = algorithm.get("normalize")
-    advantage = by_default if normalize is None else _NORMALIZED.get(str(normalize), reward)
-    units = ("nats", reward, reward, advantage)
+def streams_of(run: StoredRun) -> tuple[Stream, ...]:
+    """STREAMS with their units under the run's own settings; "" in older folders, which do not hold them."""
+    units = {"log_ratio": "nats"} | (run.credit.units if run.credit else {})
     labels = ("log-ratio", "token reward", "return", "advantage")
     meanings = (
         "log-prob of the teacher minus that of the student",
@@ -58,8 +44,8 @@ def streams_of(run: StoredRun, *, has_teacher: bool) -> tuple[Stream, ...]:
         "the token reward, with the credit for what followed",
         "the return, as the update weighs it",
     )
-    rows = zip(STREAMS, labels, units, meanings, strict=True)
-    return tuple(Stream(key=key, label=label, unit=unit, meaning=meaning) for key, label, unit, meaning in rows)
+    rows = zip(STREAMS, labels, meanings, strict=True)
+    return tuple(Stream(key=key, label=label, unit=units.get(key, ""), meaning=meaning) for key, label, meaning in rows)
 
 
 def algorithm_of(run: StoredRun) -> Mapping[str, Any]:
@@ -69,26 +55,14 @@ def algorithm_of(run: StoredRun) -> Mapping[str, Any]:
 
 
 def floor_of(run: StoredRun) -> tuple[float, str] | None:
-    """The lowest reward that the run's credit can give, and how it comes about; None if there is none."""
-    reward, alpha, bound = (run.setting(f"algorithm.{key}") for key in ("reward", "alpha", "reward_bound"))
-    match reward:
-        case "proximal" if isinstance(alpha, float | int) and 0 < alpha < 1:
-            return math.log1p(-alpha), f"log(1 - alpha) with alpha = {alpha:g}"
-        case "clipped" | "floor" if isinstance(bound, float | int):
-            return -float(bound), f"-reward_bound = {-bound:g}"
-        case "power":
-            return -1.0, "a difference of two powers of probabilities"
-    return None
+    """Lowest token reward that the run's credit can give, and its formula; None without one, and in older folders."""
+    return run.credit.floor if run.credit else None
 
 
-def settings_in_use(algorithm: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of an `[algorithm]` table but `type`, without those that its other keys leave unread."""
-
-    def is_read(key: str) -> bool:
-        other, values = _READ_WITH.get(key, ("", ()))
-        return other not in algorithm or algorithm[other] in values
-
-    return {key: value for key, value in algorithm.items() if key != "type" and is_read(key)}
+def settings_in_use(run: StoredRun) -> dict[str, Any]:
+    """Keys of the `[algorithm]` table except `type` and those that the others leave unread."""
+    unread = run.credit.unread if run.credit else {}
+    return {key: value for key, value in algorithm_of(run).items() if key != "type" and key not in unread}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -100,7 +100,7 @@ def _find(run: StoredRun, step: int | None, group: str | None, rollout: int | No
         step=stored,
         group=chosen,
         rollout=_rollout(chosen, rollout, leading),
-        stream=next(each for each in streams_of(run, has_teacher=leading == "log_ratio") if each.key == color),
+        stream=next(each for each in streams_of(run) if each.key == color),
         scale=scale_of(each.streams[color] for each in chosen.rollouts if color in each.streams),
         texts=Texts(run.vocabulary()),
         worst=worst,
@@ -157,7 +157,7 @@ def _has(step: StoredStep, stream: str) -> bool:
 def _show_head(view: View, console: Console) -> None:
     run, step, group = view.run, view.step, view.group
     algorithm = algorithm_of(run)
-    settings = ", ".join(f"{key} {value}" for key, value in settings_in_use(algorithm).items())
+    settings = ", ".join(f"{key} {value}" for key, value in settings_in_use(run).items())
     planned = f" of {run.planned_steps}" if run.planned_steps else ""
     tokens = step.num_tokens
     facts = [
@@ -187,7 +187,8 @@ def _counted(number: int, noun: str) -> str:
 
 def _legend(view: View, *, colored: bool) -> Text:
     """The numbers at which the tones begin, in those tones."""
-    legend = Text(f"{view.stream.label} in {view.stream.unit}, {view.stream.meaning}: ")
+    in_unit = f" in {view.stream.unit}" if view.stream.unit else ""
+    legend = Text(f"{view.stream.label}{in_unit}, {view.stream.meaning}: ")
     steps = [*(-step for step in reversed(view.scale.steps)), 0.0, *view.scale.steps]
     for value in steps:
         legend.append(f" {value:+g} " if value else " 0 ", view.scale.style(value))

@@ -60,7 +60,7 @@ def _hold(run: StoredRun, label: str, max_tokens: int, wanted: Sequence[int] | N
             del kept[0]
         steps.append(page.step(step, max_tokens // len(numbers)))
     floor = floor_of(run)
-    streams = streams_of(run, has_teacher=page.has_teacher)
+    streams = streams_of(run)
     data = {
         "name": label,
         "path": str(run.path),

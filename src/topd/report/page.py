@@ -30,7 +30,7 @@ from topd.report.rescoring.figures import rescored
 from topd.report.stored import StoredRun, folder_at, names, number, read_run
 from topd.report.stored_step import StoredStep
 from topd.run.files import flat, spans, write_text
-from topd.run.summary import excluded
+from topd.run.gaps import excluded
 
 SECTIONS = (("result", "Result"), ("health", "Health"), ("curves", "Curves"), ("tokens", "Tokens"), ("settings", "Settings"))
 _SCRIPTS = ("dom.js", "token_text.js", "card.js", "lens.js", "curves.js", "report.js")

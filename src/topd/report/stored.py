@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, FiniteFloat, ValidationError
+
 from topd.errors import ConfigError, first_line
 from topd.report.stored_step import Seen, StoredStep, read_step, read_updates
 from topd.run import vocabulary
@@ -22,6 +24,15 @@ from topd.run.parquet import UNREADABLE
 
 MOST_STEPS = 10**6
 """A step beyond is damage, not a gap to fill."""
+
+
+class CreditFacts(BaseModel):
+    """credit.json, as AlgorithmConfig.describe gives it."""
+
+    floor: tuple[FiniteFloat, str] | None
+    units: dict[str, str]
+    unread: dict[str, str]
+    advice: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +50,8 @@ class StoredRun:
     """Steps whose rollouts are there."""
     checks: tuple[Mapping[str, Any], ...] = ()
     """What the probe saw before the run; older runs have none."""
+    credit: CreditFacts | None = None
+    """What the algorithm says of its credit; older runs have none."""
     problems: list[str] = field(default_factory=list)
     digests: Digests | None = None
     """What its files were when they were written."""
@@ -160,6 +173,7 @@ def read_run(path: Path | str) -> StoredRun:
         rescores=tuple(
             found for file in sorted((path / "rescores").glob("*.json")) if (found := _json(file, digests, problems)) is not None
         ),
+        credit=_credit(path / "credit.json", digests, problems),
         checks=tuple(_checks(path / "probe.json", digests, problems)),
         steps=tuple(steps),
         problems=problems,
@@ -200,6 +214,15 @@ def _gaps(
         written = (summary or {}).get("benchmarks")
         names = {row["benchmark"] for row in evaluations} | set(written if isinstance(written, Mapping) else ())
         yield from lost_evaluations(evaluations, dict.fromkeys(sorted(names), models), steps_done, every=every)
+
+
+def _credit(path: Path, digests: Digests, problems: list[str]) -> CreditFacts | None:
+    facts = _json(path, digests, problems)
+    try:
+        return None if facts is None else CreditFacts.model_validate(facts)
+    except ValidationError as error:
+        problems.append(f"{path.name} could not be read ({first_line(error)})")
+        return None
 
 
 def _checks(path: Path, digests: Digests, problems: list[str]) -> Iterator[Mapping[str, Any]]:

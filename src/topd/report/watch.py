@@ -24,7 +24,7 @@ SECONDS = 2.0
 _SPARE = 4.0
 """A page is made at most every so many times as long as the last one took: the run itself needs the processor more."""
 
-_WATCHED = ("config.toml", "environment.json", "metrics.jsonl", "evals.jsonl", "summary.json")
+_WATCHED = ("config.toml", "credit.json", "environment.json", "metrics.jsonl", "evals.jsonl", "summary.json")
 _WATCHED_FOLDERS = ("rollouts", "updates", "rescores")
 
 

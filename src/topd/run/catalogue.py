@@ -36,7 +36,7 @@ METRICS = (
     Metric(
         "token_reward/floor_share",
         "share",
-        "Tokens that the teacher gives at most a tenth of the student's probability: at or near the floor log(1 - alpha).",
+        "Tokens that the teacher gives at most a tenth of the student's probability.",
     ),
     Metric(
         "teacher/gap",

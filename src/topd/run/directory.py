@@ -1,6 +1,6 @@
 """The run folder: the only place a run writes to, and the only output format.
 
-config.toml  environment.json  vocabulary.parquet  probe.json  metrics.jsonl  evals.jsonl  rollouts/step_000001.parquet
+config.toml  credit.json  environment.json  vocabulary.parquet  probe.json  metrics.jsonl  evals.jsonl  rollouts/step_000001.parquet
 updates/step_000001.parquet  checkpoints/step_000010/  model/  summary.json, digests.jsonl of all of them, with a served teacher
 teachers.json and teacher_scores.sqlite, and with run.trackers trackers/
 """
@@ -75,6 +75,7 @@ class RunDirectory:
         self.digests.begin(self.metrics_log, self.evals_log)
         write_text(self.path / "config.toml", config_file.dump(config), self.digests.note)
         write_json(recorded, before, self.digests.note)
+        write_json(self.path / "credit.json", config.algorithm.describe(), self.digests.note)
         return lost
 
     def _lost(self, served: bool) -> list[str]:

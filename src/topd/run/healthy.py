@@ -71,8 +71,7 @@ HEALTHY: Mapping[str, Healthy] = {
         high=0.2,
         source="docs/results.md: real runs start at 0.09 to 0.16 and end at 0.03",
         outside="The teacher rejects many tokens. A bounded reward cannot tell them apart; an unbounded one is ruled by them.",
-        advice="Bring the pair closer first (demonstrations with algorithm.type = sft), check the end tokens with topd probe, "
-        "or lower algorithm.alpha for a nearer target.",
+        advice="Bring the pair closer first (demonstrations with algorithm.type = sft); check the end tokens with topd probe.",
     ),
     "teacher/gap": Healthy(
         low=-0.01,
@@ -84,15 +83,14 @@ HEALTHY: Mapping[str, Healthy] = {
         advice="Rising: lower trainer.learning_rate, or make fewer updates of a step (larger trainer.minibatch_prompts). Not "
         "falling: where importance ratios stay near 1, raise trainer.learning_rate or make more updates of a step (smaller "
         "trainer.minibatch_prompts); where they go far, lower it. Negative: set rollout.temperature and rollout.top_p to 1 and "
-        "run topd probe. Null: use a reward with a floor (algorithm.reward = proximal with algorithm.alpha below 1).",
+        "run topd probe. Null: use a reward with a floor.",
     ),
     "teacher/log_ratio_p01": Healthy(
         low=-10.0,
         words="matters where the reward has no floor",
         source="heavy tail: arXiv 2603.11137, 2606.17199, 2606.01249; the number is a rule of thumb",
         outside="One token in a hundred is e^10 times rarer to the teacher. Without a floor such tokens make the gradient.",
-        advice="Use a reward with a floor (algorithm.reward = proximal with algorithm.alpha below 1), or keep "
-        "trainer.max_grad_norm low.",
+        advice="Use a reward with a floor, or keep trainer.max_grad_norm low.",
     ),
     "teacher/log_ratio_p50": Healthy(
         words="near 0: on most tokens both agree",
@@ -170,7 +168,7 @@ HEALTHY: Mapping[str, Healthy] = {
         "the served model.",
     ),
     "policy/lag": Healthy(
-        words="0; with `rollout.max_lag` the updates of so many steps",
+        words="0; with rollout.max_lag the updates of so many steps",
         outside="Rollouts come from older weights than the settings allow.",
         advice="Set rollout.max_lag to 0, or look for servers that refuse new weights.",
     ),
@@ -210,7 +208,7 @@ HEALTHY: Mapping[str, Healthy] = {
         words="below ten times the usual train/grad_norm",
         source="spikes: arXiv 2603.11137, 2606.17199, 2606.01249; the number is a rule of thumb",
         outside="One mini-batch makes the step. It is scaled down to trainer.max_grad_norm, but its direction stays.",
-        advice="Larger trainer.minibatch_prompts, lower trainer.learning_rate, a reward with a floor (algorithm.alpha below 1).",
+        advice="Larger trainer.minibatch_prompts, lower trainer.learning_rate, a reward with a floor.",
     ),
     "seconds/step": Healthy(
         words="steady; grows with length",

@@ -1,6 +1,6 @@
 """End of a run: summary.json and the printed table."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +10,9 @@ from rich.text import Text
 
 from topd.config import Config
 from topd.run.directory import RunDirectory
-from topd.run.gaps import lost_evaluations, lost_steps
+from topd.run.gaps import excluded, lost_evaluations, lost_steps
 
 SHORT = ("avg_at_k", "ci95", "k", "problems")
-
-_LEFT_OUT = {
-    "without_answer": "left out without an answer",
-    "duplicates": "left out as duplicate",
-    "max_problems": "left out by eval.max_problems",
-}
 
 
 def summarise_run(config: Config, directory: RunDirectory, due: Sequence[str] = ()) -> dict[str, Any]:
@@ -49,16 +43,6 @@ def gaps(config: Config, directory: RunDirectory, steps_done: int, benchmarks: S
         directory.evaluations(), dict.fromkeys(benchmarks, models), steps_done, every=config.eval.every_steps
     )
     return [*lost_steps(directory.metrics(), steps_done), *evaluated]
-
-
-def excluded(row: Mapping[str, Any]) -> str:
-    """Problems that a row of evals.jsonl does not sample, as "2 left out as duplicate, 1 too long, counted as wrong"."""
-    left_out = row.get("left_out")
-    counts = left_out if isinstance(left_out, Mapping) else {}
-    parts = [f"{counts[name]} {words}" for name, words in _LEFT_OUT.items() if counts.get(name)]
-    if row.get("too_long"):
-        parts.append(f"{row['too_long']} too long, counted as wrong")
-    return ", ".join(parts)
 
 
 def _three(rows: list[dict[str, Any]], steps: int) -> dict[str, Any]:

@@ -95,7 +95,7 @@ function legendOf(run, stream) {
   return [
     shadeBar(scale, floored ? run.floor : null),
     el("div", {},
-      el("p", {}, el("strong", {}, stream.label), ` (${stream.unit}): ${stream.meaning}. Blue: ${up}. Orange: ${down}. `,
+      el("p", {}, el("strong", {}, stream.label), `${stream.unit && ` (${stream.unit})`}: ${stream.meaning}. Blue: ${up}. Orange: ${down}. `,
         `Shades grow with the square root: half way at \u00b1${short(scale / 4)}, full from \u00b1${end} on, `,
         "the 99th percentile of the tokens in this page",
         floored ? ` (or the floor, if that is further). No token reward is below the floor, ${run.floor_words}.` : "."),

@@ -7,6 +7,7 @@ does not apply to a run is left out.
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -61,6 +62,13 @@ def verdicts(run: StoredRun, steps: Sequence[StoredStep] = ()) -> list[Verdict]:
     watched = Watched(run=run, rollouts=steps)
     with np.errstate(all="ignore"):
         found = list(chain.from_iterable(check(watched) for check in CHECKS))
+    own = run.credit.advice if run.credit else {}
+    found = [
+        replace(verdict, advice=f"{verdict.advice} {own[verdict.metrics[0]]}")
+        if verdict.advice and verdict.metrics and verdict.metrics[0] in own
+        else verdict
+        for verdict in found
+    ]
     return sorted(found, key=lambda verdict: LEVELS.index(verdict.level))
 
 
@@ -96,10 +104,10 @@ def infinite(watched: Watched) -> Iterator[Verdict]:
     if at:
         words = f"In {len(at)} of {len(watched.run.metrics)} steps, first in step {at[0]}, the teacher gave a sampled token "
         words += "probability 0, so the gap is infinite there."
-        if floor_of(watched.run) is None:
+        if watched.run.credit is not None and floor_of(watched.run) is None:
             yield judged("bad", "The gap is infinite in some steps", words, name, advice=of_case(HEALTHY[name].advice, "Null"))
         else:
-            words += " The reward has a floor, so credit stays finite."
+            words += " The reward has a floor, so credit stays finite." if watched.run.credit else ""
             yield judged("note", "The gap is infinite in some steps", words, name)
 
 
@@ -195,7 +203,7 @@ def concentration(watched: Watched) -> Iterator[Verdict]:
     words = f"The {count:,} tokens ({percent(TOP_SHARE)} of {len(size):,} in {_where(watched)}) with the largest advantages hold "
     words += f"{percent(share)} of all credit."
     evidence = [Evidence(label="largest |advantage|", value=figure(float(size.max())))]
-    advice = "Read them in the token view. A reward with a floor (algorithm.reward, algorithm.alpha) or a larger "
+    advice = "Read them in the token view. A reward with a floor or a larger "
     advice += "rollout.group_size spreads credit."
     if share > RULED:
         yield judged("warning", "A few tokens rule the update", words, evidence=evidence, advice=advice)
