@@ -1,8 +1,8 @@
 """The run folder: the only place a run writes to, and the only output format.
 
-config.toml  credit.json  environment.json  vocabulary.parquet  probe.json  metrics.jsonl  evals.jsonl  rollouts/step_000001.parquet
-updates/step_000001.parquet  checkpoints/step_000010/  model/  summary.json, digests.jsonl of all of them, with a served teacher
-teachers.json and teacher_scores.sqlite, and with run.trackers trackers/
+config.toml  credit.json  environment.json  vocabulary.parquet  probe.json  metrics.jsonl  evals.jsonl
+rollouts/step_000001.parquet  updates/step_000001.parquet  checkpoints/step_000010/  model/  summary.json
+digests.jsonl of all of them; with a served teacher teachers.json and teacher_scores.sqlite, and with run.trackers trackers/
 """
 
 import fcntl
