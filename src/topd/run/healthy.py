@@ -1,8 +1,26 @@
 """What is healthy for the metrics of run/catalogue.py, what it means otherwise, and what to try then."""
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Says:
+    """The verdict on a usual value: one title inside the range, one outside, and a sentence.
+
+    The sentence may use {value}, {percent}, {over} (the steps), {expected} (the range) and {setting}.
+    """
+
+    inside: str
+    outside: str
+    words: str
+    severe: float = math.inf
+    """Values above are bad, not only a warning."""
+    setting: str = ""
+    largest: bool = False
+    """Whether the largest step is evidence, not the usual value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +37,7 @@ class Healthy:
     source: str = "rule of thumb"
     outside: str
     advice: str
+    says: Says | None = None
 
     def holds(self, value: float) -> bool:
         return (self.low is None or value >= self.low) and (self.high is None or value <= self.high)
@@ -72,6 +91,11 @@ HEALTHY: Mapping[str, Healthy] = {
         source="docs/results.md: real runs start at 0.09 to 0.16 and end at 0.03",
         outside="The teacher rejects many tokens. A bounded reward cannot tell them apart; an unbounded one is ruled by them.",
         advice="Bring the pair closer first (demonstrations with algorithm.type = sft); check the end tokens with topd probe.",
+        says=Says(
+            inside="Few tokens are rejected",
+            outside="The teacher rejects many tokens",
+            words="{percent} of the tokens ({over}) get at most a tenth of the student's probability from the teacher.",
+        ),
     ),
     "teacher/gap": Healthy(
         low=-0.01,
@@ -131,6 +155,11 @@ HEALTHY: Mapping[str, Healthy] = {
         outside="Their rollouts are sampled for nothing. From grades: problems too easy or too hard. From a teacher: it agrees "
         "with the student.",
         advice="Take problems of another difficulty (task), or raise rollout.group_size.",
+        says=Says(
+            inside="Groups carry a signal",
+            outside="Most groups carry no signal",
+            words="{percent} of the groups have no signal: all their advantages are 0 ({over}).",
+        ),
     ),
     "ratio/p01": Healthy(
         low=0.3,
@@ -166,6 +195,12 @@ HEALTHY: Mapping[str, Healthy] = {
         "sampling.",
         advice="Use student.dtype = float32 or the same dtype in engine and trainer (trainer.dtype); check rollout.top_p and "
         "the served model.",
+        says=Says(
+            inside="Engine and trainer agree",
+            outside="Engine and trainer disagree",
+            words="The engine's distribution is {value} nats per token from the trainer's ({over}; {expected}).",
+            severe=0.1,
+        ),
     ),
     "policy/lag": Healthy(
         words="0; with rollout.max_lag the updates of so many steps",
@@ -191,6 +226,14 @@ HEALTHY: Mapping[str, Healthy] = {
         outside="Such completions end before their answer: grade 0, and no end token to learn from.",
         advice="Raise rollout.max_completion_tokens; if the length grows from step to step, run topd probe and set "
         "teacher.map_eos.",
+        says=Says(
+            inside="Few completions are cut off",
+            outside="Completions are cut off",
+            words="{percent} of the completions were cut off at {setting} tokens ({over}).",
+            severe=0.3,
+            setting="rollout.max_completion_tokens",
+            largest=True,
+        ),
     ),
     "train/loss": Healthy(
         words="near 0 and without meaning where advantages are normalised; falls only in fine-tuning",

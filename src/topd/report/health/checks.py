@@ -19,7 +19,6 @@ from topd.report.health.verdict import (
     LEVELS,
     MIN_STEPS,
     Evidence,
-    Level,
     Verdict,
     Watched,
     figure,
@@ -27,6 +26,7 @@ from topd.report.health.verdict import (
     medians,
     of_usual,
     percent,
+    ranged,
     span,
 )
 from topd.report.stored import StoredRun, number
@@ -52,9 +52,6 @@ RULED = 0.6
 
 STILL = 1e-3
 """Ratios no further from 1 are those of a policy that does not move."""
-
-WRONG_WEIGHTS = 0.1
-"""Nats per token of mismatch that no rounding explains."""
 
 
 def verdicts(run: StoredRun, steps: Sequence[StoredStep] = ()) -> list[Verdict]:
@@ -108,7 +105,7 @@ def infinite(watched: Watched) -> Iterator[Verdict]:
             yield judged("bad", "The gap is infinite in some steps", words, name, advice=of_case(HEALTHY[name].advice, "Null"))
         else:
             words += " The reward has a floor, so credit stays finite." if watched.run.credit else ""
-            yield judged("note", "The gap is infinite in some steps", words, name)
+            yield judged("note", "The gap is infinite in some steps", words, name, advice="")
 
 
 def missing(watched: Watched) -> Iterator[Verdict]:
@@ -122,7 +119,7 @@ def missing(watched: Watched) -> Iterator[Verdict]:
     if holes:
         named = ", ".join(f"{name} ({len(at)} of {len(watched.run.metrics)} steps)" for name, at in sorted(holes.items())[:4])
         words = f"Not a finite number: {named}{', ...' if len(holes) > 4 else ''}. They were left out."
-        level: Level = "bad" if any(name.startswith("train/") for name in holes) else "note"
+        level = "bad" if any(name.startswith("train/") for name in holes) else "note"
         advice = "Look at the rollouts of these steps, and at what the run printed."
         yield judged(level, "Some metrics are no numbers", words, *sorted(holes), advice=advice)
 
@@ -213,17 +210,6 @@ def concentration(watched: Watched) -> Iterator[Verdict]:
         yield judged("good", "Credit is spread over the tokens", words, evidence=evidence)
 
 
-def rejected(watched: Watched) -> Iterator[Verdict]:
-    name = "token_reward/floor_share"
-    usual = watched.series(name).usual
-    if len(usual):
-        words = f"{percent(usual.median)} of the tokens ({of_usual(usual)}) get at most a tenth of the student's probability "
-        words += "from the teacher."
-        fine = HEALTHY[name].holds(usual.median)
-        title = "Few tokens are rejected" if fine else "The teacher rejects many tokens"
-        yield judged("good" if fine else "warning", title, words, name, evidence=medians(watched, name))
-
-
 def tail(watched: Watched) -> Iterator[Verdict]:
     """The heavy tail is harmless above a floor, and dangerous where the reward is the log-ratio itself."""
     name = "teacher/log_ratio_p01"
@@ -242,11 +228,10 @@ def tail(watched: Watched) -> Iterator[Verdict]:
         words += " The reward is the log-ratio itself, without a floor, so a few such tokens can make an update."
         yield judged("warning", "The heavy tail is not bounded", words, name, evidence=evidence)
     else:
-        yield judged("note", "The tail is heavy", words, name, evidence=evidence, advice=HEALTHY[name].advice)
+        yield judged("note", "The tail is heavy", words, name, evidence=evidence)
     if top is not None and not HEALTHY["teacher/log_ratio_p99"].holds(top):
         words = f"One token in a hundred has a log-ratio above {figure(top)} nats ({of_usual(usual)})."
-        advice = HEALTHY["teacher/log_ratio_p99"].advice
-        yield judged("note", "Some tokens are pulled up hard", words, "teacher/log_ratio_p99", advice=advice)
+        yield judged("note", "Some tokens are pulled up hard", words, "teacher/log_ratio_p99")
 
 
 def _is_log_ratio(watched: Watched) -> bool:
@@ -291,24 +276,9 @@ def movement(watched: Watched) -> Iterator[Verdict]:
         yield judged("good", "The policy moves at a measured pace", words, *names, evidence=evidence)
 
 
-def mismatch(watched: Watched) -> Iterator[Verdict]:
-    name = "policy/mismatch_kl"
-    usual = watched.series(name).usual
-    if not len(usual):
-        return
-    words = f"The engine's distribution is {figure(usual.median)} nats per token from the trainer's ({of_usual(usual)}; "
-    words += f"{HEALTHY[name].expected})."
-    evidence = tuple(medians(watched, name))
-    if HEALTHY[name].holds(usual.median):
-        yield judged("good", "Engine and trainer agree", words, name, evidence=evidence)
-    else:
-        level: Level = "bad" if usual.median > WRONG_WEIGHTS else "warning"
-        yield judged(level, "Engine and trainer disagree", words, name, evidence=evidence)
-
-
 CHECKS = (
     *(state, probed, infinite, missing),
     *learning.CHECKS,
-    *(end_tokens, concentration, rejected, tail, movement, mismatch),
+    *(end_tokens, concentration, ranged("token_reward/floor_share"), tail, movement, ranged("policy/mismatch_kl")),
     *service.CHECKS,
 )

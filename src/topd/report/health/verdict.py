@@ -5,18 +5,16 @@ median of the first third with the usual value. It counts only from MIN_STEPS st
 if it is no work of chance: at least 3 of 4 pairs of a step of the first and a step of the last third must be ordered alike.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Literal
 
 from topd.report.stored import StoredRun, number
 from topd.report.stored_step import StoredStep
 from topd.run.catalogue import NAMES
 from topd.run.healthy import HEALTHY, of_case
 
-Level = Literal["good", "note", "warning", "bad"]
-LEVELS: tuple[Level, ...] = ("bad", "warning", "note", "good")
+LEVELS = ("bad", "warning", "note", "good")
 """Worst first."""
 
 MIN_STEPS = 4
@@ -44,7 +42,7 @@ class Evidence:
 class Verdict:
     """`words` says what was seen, `advice` what to try (empty where nothing is wrong), `metrics` what it rests on."""
 
-    level: Level
+    level: str
     title: str
     words: str
     evidence: tuple[Evidence, ...] = ()
@@ -186,7 +184,7 @@ def previous(series: Series) -> Change | None:
 
 
 def judged(
-    level: Level,
+    level: str,
     title: str,
     words: str,
     *metrics: str,
@@ -194,14 +192,36 @@ def judged(
     case: str = "",
     advice: str | None = None,
 ) -> Verdict:
-    """A verdict. Where something is wrong, its meaning and advice are what run/healthy.py says of the first metric: of `case`, if
-    it tells cases apart. Other `advice` takes the place of both.
+    """A verdict; where something is wrong, with what run/healthy.py says of the first metric.
+
+    That is its meaning (of a note only with a `case`, if it tells cases apart) and its advice, unless other `advice` is given.
     """
-    known = HEALTHY.get(metrics[0]) if metrics and advice is None and (level in ("bad", "warning") or case) else None
-    if known is not None:
-        words += f" {of_case(known.outside, case)}"
-        advice = of_case(known.advice, case)
+    healthy = HEALTHY.get(metrics[0]) if metrics and advice is None and level != "good" else None
+    if healthy is not None:
+        words += "" if level == "note" and not case else f" {of_case(healthy.outside, case)}"
+        advice = of_case(healthy.advice, case)
     return Verdict(level=level, title=title, words=words, evidence=tuple(evidence), advice=advice or "", metrics=metrics)
+
+
+def ranged(name: str) -> Callable[[Watched], Iterator[Verdict]]:
+    """The check that a usual value is in its range, with the sentences of run/healthy.py."""
+
+    def check(watched: Watched) -> Iterator[Verdict]:
+        healthy, series = HEALTHY[name], watched.series(name)
+        says, usual = healthy.says, series.usual
+        if says is None or not len(usual) or not watched.sampled:
+            return
+        value, inside, setting = usual.median, healthy.holds(usual.median), watched.setting(says.setting)
+        known = {"value": figure(value), "percent": percent(value), "over": of_usual(usual), "expected": healthy.expected}
+        words = says.words.format(**known, setting="?" if setting is None else figure(setting))
+        step, most = series.largest()
+        largest = Evidence(label="largest share", value=percent(most), steps=(step, step))
+        level = "good" if inside else "bad" if value > says.severe else "warning"
+        evidence = [largest] if says.largest else medians(watched, name)
+        yield judged(level, says.inside if inside else says.outside, words, name, evidence=evidence)
+
+    check.__name__ = name
+    return check
 
 
 def at_median(label: str, series: Series) -> Evidence:
