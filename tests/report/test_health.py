@@ -20,7 +20,7 @@ from topd.report.health import checks as health
 from topd.report.health import learning, service, verdict
 from topd.report.health.checks import LEVELS, Verdict, verdicts
 from topd.report.health.verdict import MIN_STEPS, Series, change
-from topd.report.stored import CreditFacts, StoredRun
+from topd.report.stored import Check, CreditFacts, StoredRun, is_evaluation
 from topd.report.stored_step import StoredGroup, StoredRollout, StoredStep
 from topd.run.catalogue import METRICS, NAMES
 from topd.run.healthy import HEALTHY, of_case
@@ -590,7 +590,7 @@ def test_nothing_that_a_folder_may_hold_raises(
         for i, stream in enumerate(streams)
     )
     group = StoredGroup(index=0, prompt_id="p", domain="", prompt="", answer=None, policy_version=0, rollouts=rollouts)
-    run = a_run(numbered, evaluations=evaluations, config=config)
+    run = a_run(numbered, evaluations=[row for row in evaluations if is_evaluation(row)], config=config)
     found = verdicts(run, [StoredStep(step=1, groups=(group,)), StoredStep(step=2, groups=())])
     ranks = [LEVELS.index(each.level) for each in found]
     assert ranks == sorted(ranks)
@@ -651,7 +651,7 @@ def test_every_check_says_something_of_a_healthy_run_or_of_a_failure() -> None:
     runs: list[tuple[StoredRun, Sequence[StoredStep]]] = [(a_run(), [a_step()])]
     runs += [(a_run(with_series(**changed)), ()) for changed, _ in FAILURES]
     warned = {"name": "grades of the student", "ok": True, "warning": True, "detail": "Nothing is graded right."}
-    runs += [(dataclasses.replace(a_run(), checks=(warned,)), ())]
+    runs += [(dataclasses.replace(a_run(), checks=(Check.model_validate(warned),)), ())]
     runs += [(a_run(evaluations=[scored("student", 12, 0.0, without_answer_rate=0.9)]), ())]
     runs += [(a_run(evaluations=[scored("student", step, 0.5) for step in (0, 6, 12)]), ())]
     runs += [(a_run([{**row, "train/loss": 1.0} for row in without("policy/entropy", "ratio/p50")]), ())]

@@ -373,7 +373,7 @@ def test_a_step_without_what_it_must_have_is_named(folder: Path, column: str) ->
 
 def test_streams_of_another_length_are_named(folder: Path) -> None:
     rewrite(folder, {**row_of("a", VECTOR[0]), "token_rewards": [0.0]})
-    assert problem(folder) == "rollouts of step 1 could not be read (token_reward has 1 numbers for 3 tokens)"
+    assert problem(folder) == "rollouts of step 1 could not be read (token_rewards has 1 numbers for 3 tokens in row 0)"
 
 
 def test_a_table_of_other_types_is_named(folder: Path) -> None:
@@ -593,9 +593,9 @@ def test_what_the_run_wrote_and_is_not_there_is_named(trained: Path, tmp_path: P
         (tmp_path / "run" / name).unlink()
     assert read_run(tmp_path / "run").problems == [
         "summary.json is not there, although the run wrote it",
-        "probe.json is not there, although the run wrote it",
         "updates/step_000002.parquet is not there, although the run wrote it",
         "environment.json is not there, although the run wrote it",
+        "probe.json is not there, although the run wrote it",
     ]
 
 
@@ -608,4 +608,4 @@ def test_a_stream_that_some_rows_lack_is_damage(folder: Path, column: str) -> No
     rewrite(folder, *rows)
     run = read_run(folder)
     assert run.step(1) is None
-    assert "is null in 1 of 2 rows" in run.problems[-1]
+    assert f"{column} is null in row 1" in run.problems[-1]

@@ -54,11 +54,11 @@ def test_columns_come_as_the_schema_says_and_one_that_is_not_there_is_named(path
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"no parquet at all"])
 def test_what_cannot_be_read_raises_what_is_expected(path: Path, content: bytes) -> None:
     path.write_bytes(content)
-    with pytest.raises(parquet.UNREADABLE):
+    with pytest.raises(parquet.Unreadable):
         parquet.read(path)
     path.unlink()
     path.mkdir()
-    with pytest.raises(OSError, match="is not a file"):
+    with pytest.raises(parquet.Unreadable, match="is not a file"):
         parquet.read(path)
 
 

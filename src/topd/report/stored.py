@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard, TypeVar
 
 from pydantic import BaseModel, FiniteFloat, ValidationError
 
@@ -20,7 +20,7 @@ from topd.run.catalogue import renamed
 from topd.run.digests import Digests
 from topd.run.files import spans
 from topd.run.gaps import lost_evaluations, lost_steps
-from topd.run.parquet import UNREADABLE
+from topd.run.parquet import Unreadable
 
 MOST_STEPS = 10**6
 """A step beyond is damage, not a gap to fill."""
@@ -33,6 +33,21 @@ class CreditFacts(BaseModel):
     units: dict[str, str]
     unread: dict[str, str]
     advice: dict[str, str]
+
+
+class Check(BaseModel):
+    """One check of probe.json."""
+
+    name: str
+    detail: str
+    warning: bool = False
+
+
+class _Probe(BaseModel):
+    checks: tuple[Check, ...]
+
+
+Shape = TypeVar("Shape", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +63,7 @@ class StoredRun:
     rescores: tuple[Mapping[str, Any], ...]
     steps: tuple[int, ...]
     """Steps whose rollouts are there."""
-    checks: tuple[Mapping[str, Any], ...] = ()
+    checks: tuple[Check, ...] = ()
     """What the probe saw before the run; older runs have none."""
     credit: CreditFacts | None = None
     """What the algorithm says of its credit; older runs have none."""
@@ -94,41 +109,36 @@ class StoredRun:
             self._note("vocabulary.parquet is not there (older versions did not store it), so tokens are shown by their ids")
             return {}
         try:
-            self._check(path)
-            return vocabulary.read(path)
-        except UNREADABLE as error:
-            self._note(f"{path.name} could not be read, so tokens are shown by their ids ({first_line(error)})")
+            return vocabulary.read(self._whole(path))
+        except Unreadable as error:
+            self._note(f"{path.name} could not be read, so tokens are shown by their ids ({error})")
             return {}
 
     def step(self, step: int) -> StoredStep | None:
         """The rollouts of a step; None, with a problem noted, if they cannot be read."""
-        updates = self._updates(step)
-        path = self.path / "rollouts" / f"step_{step:06d}.parquet"
+        seen: Seen = {}
         try:
-            self._check(path)
-            stored = read_step(path, step, updates)
-        except UNREADABLE as error:
-            self._note(f"rollouts of step {step} could not be read ({first_line(error)})")
+            seen = read_updates(self._whole(self.path / "updates" / f"step_{step:06d}.parquet"))
+        except Unreadable as error:
+            self._note(f"importance ratios of step {step} could not be read ({error})")
+        try:
+            stored = read_step(self._whole(self.path / "rollouts" / f"step_{step:06d}.parquet"), step, seen)
+        except Unreadable as error:
+            self._note(f"rollouts of step {step} could not be read ({error})")
             return None
-        if any(
-            rollout.update is None and (g.prompt_id, rollout.index) in updates for g in stored.groups for rollout in g.rollouts
-        ):
+        if any(rollout.update is None and (g.prompt_id, rollout.index) in seen for g in stored.groups for rollout in g.rollouts):
             self._note(f"importance ratios of step {step} are those of other rollouts and were left out")
         return stored
 
-    def _updates(self, step: int) -> Seen:
-        path = self.path / "updates" / f"step_{step:06d}.parquet"
+    def _whole(self, path: Path) -> Path:
+        """The same path. Raises Unreadable for a file that is not what was written."""
         try:
-            self._check(path)
-            return read_updates(path)
-        except UNREADABLE as error:
-            self._note(f"importance ratios of step {step} could not be read ({first_line(error)})")
-            return {}
-
-    def _check(self, path: Path) -> None:
-        """Raise ValueError for a file that is not what was written."""
-        if self.digests is not None and (reason := self.digests.difference(path)):
-            raise ValueError(reason)
+            reason = self.digests.difference(path) if self.digests is not None else ""
+        except OSError as error:
+            reason = first_line(error)
+        if reason:
+            raise Unreadable(reason)
+        return path
 
     def _note(self, problem: str) -> None:
         if problem not in self.problems:
@@ -147,37 +157,33 @@ def read_run(path: Path | str) -> StoredRun:
         raise ConfigError(
             f"'{path}' holds no config.toml: it is no run folder, or its run has not begun yet. Give the run.directory of a run."
         )
-    problems: list[str] = []
-    digests = Digests(path)
-    config = _config(path / "config.toml", digests, problems)
-    summary = _json(path / "summary.json", digests, problems)
-    metrics = _metrics(path / "metrics.jsonl", digests, problems)
-    evaluations = list(_evaluations(path / "evals.jsonl", digests, problems)) or _summarised(summary, problems)
-    steps = list(_steps(path / "rollouts"))
+    reader = _Reader(path)
+    config, summary, metrics = reader.config(), reader.json("summary.json"), reader.metrics()
+    evaluations = reader.evaluations(summary)
+    steps = sorted(_steps(path / "rollouts"))
     if summary is not None and not metrics:
-        problems.append("metrics.jsonl is not there, or empty, although the run is finished")
+        reader.problems.append("metrics.jsonl is not there, or empty, although the run is finished")
     else:
-        problems += _gaps(path, config, metrics, evaluations, summary)
+        reader.problems += _gaps(path, config, metrics, evaluations, summary)
     if missing := [row["step"] for row in metrics if row["step"] not in steps]:
-        problems.append(f"rollouts of {len(missing)} of {len(metrics)} recorded steps are not there (steps {spans(missing)})")
-    written = [path / "probe.json", *(path / "updates" / f"step_{row['step']:06d}.parquet" for row in metrics)]
-    gone = [file.relative_to(path) for file in written if digests.knows(file) and not file.exists()]
-    problems += [f"{name} is not there, although the run wrote it" for name in gone]
+        words = f"rollouts of {len(missing)} of {len(metrics)} recorded steps are not there (steps {spans(missing)})"
+        reader.problems.append(words)
+    for row in metrics:
+        reader.exists(path / "updates" / f"step_{row['step']:06d}.parquet")
+    rescores = (reader.json(f"rescores/{file.name}") for file in sorted((path / "rescores").glob("*.json")))
     return StoredRun(
         path=path,
         config=config,
-        environment=_json(path / "environment.json", digests, problems) or {},
+        environment=reader.json("environment.json") or {},
         metrics=tuple(metrics),
         evaluations=tuple(evaluations),
         summary=summary,
-        rescores=tuple(
-            found for file in sorted((path / "rescores").glob("*.json")) if (found := _json(file, digests, problems)) is not None
-        ),
-        credit=_credit(path / "credit.json", digests, problems),
-        checks=tuple(_checks(path / "probe.json", digests, problems)),
+        rescores=tuple(rescore for rescore in rescores if rescore is not None),
+        credit=reader.parsed("credit.json", CreditFacts),
+        checks=getattr(reader.parsed("probe.json", _Probe), "checks", ()),
         steps=tuple(steps),
-        problems=problems,
-        digests=digests,
+        problems=reader.problems,
+        digests=reader.digests,
     )
 
 
@@ -207,29 +213,12 @@ def _gaps(
     done.append(int(number((summary or {}).get("steps")) or 0))
     steps_done = min(max(done), MOST_STEPS)
     yield from lost_steps(metrics, steps_done)
-    evals = config.get("eval")
-    if isinstance(evals, Mapping) and _is_count(every := evals.get("every_steps", 0)):
+    evals = _table(config, "eval")
+    if evals and _is_count(every := evals.get("every_steps", 0)):
         has_teacher = evals.get("teacher", True) and ("teacher" in config or "teachers" in config)
         models = ("student", "teacher") if has_teacher else ("student",)
-        written = (summary or {}).get("benchmarks")
-        names = {row["benchmark"] for row in evaluations} | set(written if isinstance(written, Mapping) else ())
+        names = {row["benchmark"] for row in evaluations} | _table(summary, "benchmarks").keys()
         yield from lost_evaluations(evaluations, dict.fromkeys(sorted(names), models), steps_done, every=every)
-
-
-def _credit(path: Path, digests: Digests, problems: list[str]) -> CreditFacts | None:
-    facts = _json(path, digests, problems)
-    try:
-        return None if facts is None else CreditFacts.model_validate(facts)
-    except ValidationError as error:
-        problems.append(f"{path.name} could not be read ({first_line(error)})")
-        return None
-
-
-def _checks(path: Path, digests: Digests, problems: list[str]) -> Iterator[Mapping[str, Any]]:
-    checks = ((_json(path, digests, problems) or {}).get("checks")) if path.is_file() else None
-    for check in checks if isinstance(checks, list) else []:
-        if isinstance(check, Mapping) and isinstance(check.get("name"), str) and isinstance(check.get("detail"), str):
-            yield check
 
 
 def names(runs: Sequence[StoredRun]) -> list[str]:
@@ -259,29 +248,89 @@ def _steps(folder: Path) -> Iterator[int]:
             yield int(digits)
 
 
-def _metrics(path: Path, digests: Digests, problems: list[str]) -> list[Mapping[str, Any]]:
-    """One row a step, in their order; of a step that is there twice the last."""
-    by_step: dict[int, Mapping[str, Any]] = {}
-    for row in _lines(path, digests, problems):
-        step = row.get("step")
-        if not isinstance(step, int) or isinstance(step, bool) or step < 1:
-            problems.append(f"a line of {path.name} names no step and was left out")
-            continue
-        if step in by_step:
-            problems.append(f"{path.name} holds step {step} twice; the last line counts")
-        by_step[step] = renamed(row)
-    return [by_step[step] for step in sorted(by_step)]
+class _Reader:
+    """The files of one folder. What cannot be read counts as absent, and is named in `problems`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.digests = path, Digests(path)
+        self.problems: list[str] = []
+
+    def exists(self, file: Path) -> bool:
+        """Note a file that is gone."""
+        if not file.is_file() and self.digests.knows(file):
+            self.problems.append(f"{file.relative_to(self.path)} is not there, although the run wrote it")
+        return file.is_file()
+
+    def json(self, name: str) -> dict[str, Any] | None:
+        file = self.path / name
+        try:
+            if not self.exists(file):
+                return None
+            if reason := self.digests.difference(file):
+                raise ValueError(reason)
+            content = json.loads(file.read_text(encoding="utf-8"))
+            if not isinstance(content, dict):
+                raise ValueError("it is no JSON object")
+        except (OSError, ValueError, RecursionError) as error:
+            self.problems.append(f"{file.name} could not be read ({first_line(error)})")
+            return None
+        return content
+
+    def parsed(self, name: str, shape: type[Shape]) -> Shape | None:
+        content = self.json(name)
+        try:
+            return None if content is None else shape.model_validate(content)
+        except ValidationError as error:
+            self.problems.append(f"{name} could not be read ({first_line(error)})")
+            return None
+
+    def config(self) -> dict[str, Any]:
+        file = self.path / "config.toml"
+        try:
+            if reason := self.digests.difference(file):
+                self.problems.append(f"{file.name}: {reason}; what is said of the settings may be wrong")
+            return tomllib.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            self.problems.append(f"{file.name} could not be read ({first_line(error)})")
+            return {}
+
+    def lines(self, name: str) -> Iterator[Mapping[str, Any]]:
+        try:
+            for i, row in enumerate(self.digests.lines(self.path / name), 1):
+                if not isinstance(row, Exception):
+                    yield row
+                else:
+                    self.problems.append(f"{name}, line {i} is damaged and was left out")
+        except OSError as error:
+            self.problems.append(f"{name} could not be read ({first_line(error)})")
+
+    def metrics(self) -> list[Mapping[str, Any]]:
+        """One row a step, in their order; of a step that is there twice the last."""
+        by_step: dict[int, Mapping[str, Any]] = {}
+        for row in self.lines("metrics.jsonl"):
+            step = row.get("step")
+            if not _is_count(step) or step < 1:
+                self.problems.append("a line of metrics.jsonl names no step and was left out")
+                continue
+            if step in by_step:
+                self.problems.append(f"metrics.jsonl holds step {step} twice; the last line counts")
+            by_step[step] = renamed(row)
+        return [by_step[step] for step in sorted(by_step)]
+
+    def evaluations(self, summary: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+        """Rows of evals.jsonl; without them those that the summary repeats."""
+        rows = list(self.lines("evals.jsonl"))
+        kept = [row for row in rows if is_evaluation(row)]
+        self.problems += ["a line of evals.jsonl is no evaluation and was left out"] * (len(rows) - len(kept))
+        tables = _table(summary, "benchmarks").values() if not kept else ()
+        repeated = [row for table in tables if isinstance(table, Mapping) for row in table.values() if is_evaluation(row)]
+        if repeated:
+            self.problems.append("evals.jsonl is not there, or empty: the evaluations are those of summary.json")
+        return kept or repeated
 
 
-def _evaluations(path: Path, digests: Digests, problems: list[str]) -> Iterator[Mapping[str, Any]]:
-    for row in _lines(path, digests, problems):
-        if _is_evaluation(row):
-            yield row
-        else:
-            problems.append(f"a line of {path.name} is no evaluation and was left out")
-
-
-def _is_evaluation(row: Any) -> bool:
+def is_evaluation(row: Any) -> bool:
+    """Whether it is a row of evals.jsonl: a benchmark, a model, a step, a score and its interval."""
     if not isinstance(row, Mapping):
         return False
     interval = row.get("ci95")
@@ -290,51 +339,11 @@ def _is_evaluation(row: Any) -> bool:
     return is_named and len(numbers) == 3 and all(number(value) is not None for value in numbers)
 
 
-def _summarised(summary: Mapping[str, Any] | None, problems: list[str]) -> list[Mapping[str, Any]]:
-    """The evaluations that the summary repeats: base, student and teacher, where evals.jsonl is lost."""
-    benchmarks = (summary or {}).get("benchmarks")
-    tables = benchmarks.values() if isinstance(benchmarks, Mapping) else ()
-    found = [row for table in tables if isinstance(table, Mapping) for row in table.values() if _is_evaluation(row)]
-    if found:
-        problems.append("evals.jsonl is not there, or empty: the evaluations are those of summary.json")
-    return found
-
-
-def _is_count(value: Any) -> bool:
+def _is_count(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _lines(path: Path, digests: Digests, problems: list[str]) -> list[Mapping[str, Any]]:
-    try:
-        found = list(digests.lines(path))
-    except OSError as error:
-        problems.append(f"{path.name} could not be read ({first_line(error)})")
-        return []
-    problems += [
-        f"{path.name}, line {i} is damaged and was left out" for i, row in enumerate(found, 1) if isinstance(row, Exception)
-    ]
-    return [row for row in found if not isinstance(row, Exception)]
-
-
-def _json(path: Path, digests: Digests, problems: list[str]) -> dict[str, Any] | None:
-    if not path.is_file():
-        if digests.knows(path):
-            problems.append(f"{path.name} is not there, although the run wrote it")
-        return None
-    try:
-        if reason := digests.difference(path):
-            raise ValueError(reason)
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        problems.append(f"{path.name} could not be read ({first_line(error)})")
-        return None
-
-
-def _config(path: Path, digests: Digests, problems: list[str]) -> dict[str, Any]:
-    try:
-        if reason := digests.difference(path):
-            problems.append(f"{path.name}: {reason}; what is said of the settings may be wrong")
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        problems.append(f"{path.name} could not be read ({first_line(error)})")
-        return {}
+def _table(of: Mapping[str, Any] | None, key: str) -> Mapping[str, Any]:
+    """A table below a key; empty if there is none."""
+    table = (of or {}).get(key)
+    return table if isinstance(table, Mapping) else {}

@@ -16,9 +16,10 @@ import torch
 from topd.errors import ConfigError, first_line
 from topd.evidence import EVIDENCE
 from topd.ragged import Ragged
-from topd.run import parquet
-from topd.run.columns import FORMER, MORE, ROLLOUTS, UPDATES
+from topd.run.columns import MORE, ROLLOUTS, UPDATES
+from topd.run.columns import read as read_columns
 from topd.run.files import Note, replacing
+from topd.run.parquet import Unreadable
 from topd.types import Credit, Prompt, Rollout, RolloutGroup, ScoredGroup, StepReport, TrainBatch
 
 _CREDIT = ("token_rewards", "returns", "advantages")
@@ -65,12 +66,9 @@ def read(path: Path, prompts: Sequence[Prompt], reason: str = "") -> list[Scored
     """
     try:
         if reason:
-            raise ValueError(reason)
-        table = parquet.read(path, ROLLOUTS, optional=MORE, former=FORMER)
-        ragged = {field.name for field in table.schema if pa.types.is_list(field.type)}
-        columns = {name: _ragged(table[name]) if name in ragged else table[name].to_pylist() for name in table.schema.names}
-        _check(columns)
-    except parquet.UNREADABLE as error:
+            raise Unreadable(reason)
+        columns = _tensors(read_columns(path, ROLLOUTS, optional=MORE))
+    except Unreadable as error:
         raise ConfigError(
             f"{path} is damaged: {first_line(error).rstrip('. ')}. Delete it: the step is then sampled again."
         ) from error
@@ -93,41 +91,17 @@ def _stream(name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat(list(parts)).long() if EVIDENCE[name].integer else torch.cat(list(parts))
 
 
-def _check(columns: Mapping[str, list[Any]]) -> None:
-    """Raise ValueError for a null that no run writes, and for a stream of another length than its completion."""
-    taught = any(stream is not None for stream in columns["teacher_logprobs"])
-    may_be_null = {"answer"} if taught else {"answer", "teacher_logprobs"}
-    lengths = [None if ids is None else len(ids) for ids in columns["completion_ids"]]
-    for name, cells in columns.items():
-        for row, cell in enumerate(cells):
-            if cell is None and name not in may_be_null:
-                raise ValueError(f"{name} is null in row {row}")
-            if isinstance(cell, torch.Tensor) and name != "prompt_ids":
-                if len(cell) != lengths[row]:
-                    raise ValueError(f"{name} has {len(cell)} numbers for {lengths[row]} tokens in row {row}")
-                if name.endswith("logprobs") and cell.isnan().any():
-                    raise ValueError(f"{name} holds a NaN in row {row}")
-
-
-def _ragged(column: pa.ChunkedArray) -> list[torch.Tensor | None]:
-    """One tensor per row, sharing one buffer; None where the row is null. Raises ValueError for a null within a row.
-
-    Lists of lists become [token, k]: all must have the same k.
-    """
-    array = column.combine_chunks()
-    if array.values.null_count:
-        raise ValueError(f"{array.values.null_count} numbers are null")
-    inner = array.values
-    if pa.types.is_list(inner.type):
-        widths = set(np.diff(inner.offsets.to_numpy()).tolist())
-        if len(widths) != 1 or inner.values.null_count:
-            raise ValueError(f"its lists have {sorted(widths)} entries, some of them null" if widths else "it is empty")
-        values = torch.from_numpy(inner.values.to_numpy(zero_copy_only=False).copy()).reshape(-1, widths.pop())
-    else:
-        values = torch.from_numpy(inner.to_numpy(zero_copy_only=False).copy())
-    starts = array.offsets.to_numpy().tolist()
-    valid = array.is_valid().to_pylist()
-    return [values[a:b] if ok else None for ok, a, b in zip(valid, starts[:-1], starts[1:], strict=True)]
+def _tensors(columns: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+    """The columns with tensors for arrays. Raises Unreadable for what no run writes."""
+    for name in columns:
+        if name.endswith("logprobs"):
+            for row, cell in enumerate(columns[name]):
+                if np.isnan(cell).any():
+                    raise Unreadable(f"{name} holds a NaN in row {row}")
+    return {
+        name: [torch.from_numpy(cell) for cell in cells] if cells and isinstance(cells[0], np.ndarray) else cells
+        for name, cells in columns.items()
+    }
 
 
 def _row(scored: ScoredGroup, i: int) -> dict[str, Any]:
@@ -161,7 +135,7 @@ def _group(prompt: Prompt, columns: Mapping[str, list[Any]], rows: Sequence[int]
         group=RolloutGroup(prompt=prompt, rollouts=rollouts, policy_version=of("policy_version")[0]),
         evidence=replace(
             Ragged.of([[rollout.token_ids for rollout in rollouts]]),
-            tokens={name: _stream(name, of(name)) for name in EVIDENCE if name in columns and of(name)[0] is not None},
+            tokens={name: _stream(name, of(name)) for name, row in EVIDENCE.items() if name in columns and row.axes != "rollout"},
             rollouts={"grades": torch.tensor(of("grade"))},
         ),
         num_grader_errors=of("num_grader_errors")[0],

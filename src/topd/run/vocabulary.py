@@ -29,7 +29,7 @@ def _check(path: Path, table: pa.Table) -> None:
         stored = parquet.read(path, SCHEMA)
         same = stored.equals(table)
         reason = f"it holds {len(stored)} entries, the student's tokenizer {len(table)}" if len(stored) != len(table) else ""
-    except parquet.UNREADABLE as error:
+    except parquet.Unreadable as error:
         same, reason = False, first_line(error).rstrip(". ")
     if not same:
         raise ConfigError(
@@ -39,9 +39,9 @@ def _check(path: Path, table: pa.Table) -> None:
 
 
 def read(path: Path) -> dict[int, tuple[bytes, bool]]:
-    """Token id -> (bytes, special). Raises one of parquet.UNREADABLE for a missing or damaged file."""
+    """Token id -> (bytes, special). Raises parquet.Unreadable for a missing or damaged file."""
     table = parquet.read(path, SCHEMA)
     if any(table[name].null_count for name in SCHEMA.names):
-        raise pa.ArrowInvalid("some entries are empty")
+        raise parquet.Unreadable("some entries are empty")
     columns = (table[name].to_pylist() for name in SCHEMA.names)
     return {token_id: (text, special) for token_id, text, special in zip(*columns, strict=True)}

@@ -90,8 +90,8 @@ def state(watched: Watched) -> Iterator[Verdict]:
 def probed(watched: Watched) -> Iterator[Verdict]:
     """What the probe warned of before anything was spent."""
     for check in watched.run.checks:
-        if check.get("warning") is True:
-            yield judged("warning", f"The probe warned: {check['name']}", check["detail"])
+        if check.warning:
+            yield judged("warning", f"The probe warned: {check.name}", check.detail)
 
 
 def infinite(watched: Watched) -> Iterator[Verdict]:
