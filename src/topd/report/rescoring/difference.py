@@ -6,9 +6,11 @@ Only tokens whose reward and advantage are finite under both settings are compar
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
+from pydantic import NonNegativeInt, TypeAdapter
+from typing_extensions import TypedDict
 
 from topd.report.credit import top_sum
 
@@ -96,8 +98,8 @@ class Histogram(TypedDict):
     """Both advantages in shared bins, `edges` one more than counts; the outermost bins also count what lies beyond them."""
 
     edges: list[float]
-    old: list[int]
-    new: list[int]
+    old: list[NonNegativeInt]
+    new: list[NonNegativeInt]
 
 
 class Joint(TypedDict):
@@ -105,7 +107,65 @@ class Joint(TypedDict):
 
     old_edges: list[float]
     new_edges: list[float]
-    counts: list[list[int]]
+    counts: list[list[NonNegativeInt]]
+
+
+class ChangedToken(TypedDict):
+    """`group` and `rollout` are indices in the step, as `topd explain` takes them; `position` counts from 0."""
+
+    step: int
+    group: int
+    rollout: int
+    position: int
+    token_id: int
+    prompt_id: str
+    old: float
+    new: float
+
+
+class Rescore(TypedDict):
+    """What NAME.json holds. Rewards are in nats; infinities and NaN do not occur, None stands for "not defined"."""
+
+    format: int
+    """1; another number means another shape."""
+    name: str
+    """The file's name without .json."""
+    topd_version: str
+    changed: dict[str, dict[str, Any]]
+    """Key of `[algorithm]` that was given, without the section -> {"old": value or None, "new": value}. Empty: none differs."""
+    old: dict[str, Any]
+    """The run's `[algorithm]` table, resolved."""
+    new: dict[str, Any]
+    """The table that the credit was recomputed with."""
+    largest_difference: float | None
+    """Between stored and recomputed advantages under the run's own settings; None if the folder holds none to compare with."""
+    steps: list[Row]
+    overall: Row
+    skipped_steps: list[int]
+    """Steps whose files could not be read."""
+    num_tokens: int
+    same: bool
+    """Whether every compared advantage is exactly the same: the changed settings do not change the credit of these rollouts."""
+    histogram: Histogram
+    joint: Joint
+    top_changes: list[ChangedToken]
+    """The tokens whose advantage changed most, the most first."""
+
+
+_RESCORE = TypeAdapter(Rescore)
+
+
+def parsed(content: Mapping[str, Any]) -> Rescore:
+    """What a file in rescores/ holds. Raises ValueError for another shape."""
+    if content.get("format") != FORMAT:
+        raise ValueError(f"its format is {content.get('format')!r}")
+    rescore = _RESCORE.validate_python(content)
+    bins, joint = rescore["histogram"], rescore["joint"]
+    across, down = len(joint["old_edges"]) - 1, len(joint["new_edges"]) - 1
+    shapes = [len(joint["counts"]) == across, *(len(counts) == down for counts in joint["counts"])]
+    if not all(shapes) or not len(bins["edges"]) - 1 == len(bins["old"]) == len(bins["new"]):
+        raise ValueError("its counts do not fit their edges")
+    return rescore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What `topd rescore` left in a run folder, as tables and figures for the report. Its shape: `Rescore` in rescore.py."""
+"""What `topd rescore` left in a run folder, as tables and figures for the report. Its shape: `Rescore` in difference.py."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from topd.errors import first_line
 from topd.report.charts import COLORS, figure_of
-from topd.report.rescoring.difference import FORMAT, PAIRS, SINGLES, changes_in_words, written
+from topd.report.rescoring.difference import PAIRS, SINGLES, changes_in_words, parsed, written
 from topd.report.stored import StoredRun
 from topd.report.tokens import Texts, plain, show_text
 
@@ -17,13 +17,13 @@ from topd.report.tokens import Texts, plain, show_text
 def rescored(run: StoredRun, label: str) -> Iterator[dict[str, Any]]:
     """One entry per file: title, notes, table, tokens and charts. A file of another shape is noted as a problem of the run."""
     texts = Texts(run.vocabulary()) if run.rescores else Texts({})
-    for at, found in enumerate(run.rescores):
+    for at, content in enumerate(run.rescores):
         try:
-            if found["format"] != FORMAT:
-                raise ValueError(f"its format is {found['format']!r}")
-            yield _entry(found, f"{label}-{at}", label, texts)
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            run.problems.append(f"a file in rescores/ could not be shown ({type(error).__name__}: {first_line(error)})")
+            rescore = parsed(content)
+        except ValueError as error:
+            run.problems.append(f"a file in rescores/ could not be shown ({first_line(error)})")
+        else:
+            yield _entry(rescore, f"{label}-{at}", label, texts)
 
 
 def _entry(found: Mapping[str, Any], key: str, label: str, texts: Texts) -> dict[str, Any]:
@@ -86,8 +86,6 @@ def _joint(joint: Mapping[str, Any], key: str, title: str) -> dict[str, Any]:
     """Old against new advantage as a map of counts, on a logarithmic colour scale."""
     counts = joint["counts"]
     x, y = ([(low + high) / 2 for low, high in pairwise(edges)] for edges in (joint["old_edges"], joint["new_edges"]))
-    if [len(row) for row in counts] != [len(y)] * len(x):
-        raise ValueError("its counts do not fit their edges")
     columns = [[row[j] for row in counts] for j in range(len(y))]
     heat = go.Heatmap(
         x=x,

@@ -2,8 +2,8 @@
 
 run folder + changed keys of `[algorithm]` -> RUN/rescores/NAME.json
 
-The shape of the file is `Rescore` below, with `Row`, `Histogram` and `Joint` of difference.py. Nothing else in the folder
-is touched, and it may be that of a run in training.
+The shape of the file is `Rescore` of difference.py. Nothing else in the folder is touched, and it may be that of a run in
+training.
 
 The credit is the algorithm's own (`topd.algorithms`), on the stored log-probs and grades. It is first computed under the run's
 own settings: only if that gives the stored advantages back does the comparison mean anything.
@@ -12,14 +12,14 @@ own settings: only if that gives the stored advantages back does the comparison 
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 
 from topd import __version__, config_file
 from topd.config import AlgorithmConfig
 from topd.errors import ConfigError, RunStopped
-from topd.report.rescoring.difference import FORMAT, Credited, Histogram, Joint, Row, binned, edges_for, row, sums_of
+from topd.report.rescoring.difference import FORMAT, ChangedToken, Credited, Rescore, Row, binned, edges_for, row, sums_of
 from topd.report.rescoring.recredit import check_stored, credited, evidence
 from topd.report.stored import StoredRun, read_run
 from topd.report.stored_step import StoredStep
@@ -29,48 +29,6 @@ TOLERANCE = 1e-5
 """How far a recomputed advantage may be from the stored one, times max(1, |advantage|)."""
 
 NUM_CHANGED = 10
-
-
-class ChangedToken(TypedDict):
-    """`group` and `rollout` are indices in the step, as `topd explain` takes them; `position` counts from 0."""
-
-    step: int
-    group: int
-    rollout: int
-    position: int
-    token_id: int
-    prompt_id: str
-    old: float
-    new: float
-
-
-class Rescore(TypedDict):
-    """What NAME.json holds. Rewards are in nats; infinities and NaN do not occur, None stands for "not defined"."""
-
-    format: int
-    """1; another number means another shape."""
-    name: str
-    """The file's name without .json."""
-    topd_version: str
-    changed: dict[str, dict[str, Any]]
-    """Key of `[algorithm]` that was given, without the section -> {"old": value or None, "new": value}. Empty: none differs."""
-    old: dict[str, Any]
-    """The run's `[algorithm]` table, resolved."""
-    new: dict[str, Any]
-    """The table that the credit was recomputed with."""
-    largest_difference: float | None
-    """Between stored and recomputed advantages under the run's own settings; None if the folder holds none to compare with."""
-    steps: list[Row]
-    overall: Row
-    skipped_steps: list[int]
-    """Steps whose files could not be read."""
-    num_tokens: int
-    same: bool
-    """Whether every compared advantage is exactly the same: the changed settings do not change the credit of these rollouts."""
-    histogram: Histogram
-    joint: Joint
-    top_changes: list[ChangedToken]
-    """The tokens whose advantage changed most, the most first."""
 
 
 def rescore(

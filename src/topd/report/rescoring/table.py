@@ -8,8 +8,7 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from topd.report.rescoring.difference import PAIRS, SINGLES, OldNew, Row, changes_in_words, written
-from topd.report.rescoring.rescore import ChangedToken, Rescore
+from topd.report.rescoring.difference import PAIRS, SINGLES, ChangedToken, OldNew, Rescore, Row, changes_in_words, written
 from topd.report.scales import scale_of, signed
 from topd.report.stored import StoredRun, read_run
 from topd.report.terminal import Column, open_console, plain_text, print_block, print_table, token_text
