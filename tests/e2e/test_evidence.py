@@ -1,6 +1,5 @@
 """An algorithm that asks for whole distributions: from its NEEDS to the stored step, with no other source file."""
 
-import importlib
 import json
 import sys
 
@@ -10,7 +9,6 @@ import torch
 
 import topd
 from tests.e2e.tiny import tiny_config
-from topd import algorithms
 from topd.errors import ConfigError
 
 SOURCE = '''
@@ -29,7 +27,7 @@ WEIGHTING = token_mean
 
 
 class Config(AlgorithmConfig):
-    type: Literal["crossentropy"] = "crossentropy"
+    type: Literal["mine.crossentropy"] = "mine.crossentropy"
 
     @property
     def teacher_top_k(self) -> int:
@@ -50,16 +48,17 @@ def objective(forward, batch, config):
 
 @pytest.fixture
 def crossentropy(tmp_path, monkeypatch):
-    """The module among topd's own, as a new file there would be."""
-    (tmp_path / "crossentropy.py").write_text(SOURCE)
-    monkeypatch.setattr(algorithms, "__path__", [*algorithms.__path__, str(tmp_path)])
-    importlib.invalidate_caches()
-    yield
-    sys.modules.pop("topd.algorithms.crossentropy", None)
+    """The module in a package of the user's."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/crossentropy.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path / "mine/crossentropy.py"
+    for name in ("mine.crossentropy", "mine"):
+        sys.modules.pop(name, None)
 
 
 def test_whole_distributions_reach_the_objective_and_the_stored_step(crossentropy, tmp_path):
-    tree = tiny_config(tmp_path / "run", algorithm={"type": "crossentropy"}, trainer__learning_rate=0.0001, run__steps=4)
+    tree = tiny_config(tmp_path / "run", algorithm={"type": "mine.crossentropy"}, trainer__learning_rate=0.0001, run__steps=4)
     topd.train(tree)
     rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["train/loss"] < 0.8 * rows[0]["train/loss"]
@@ -74,8 +73,8 @@ def test_whole_distributions_reach_the_objective_and_the_stored_step(crossentrop
 def test_a_step_stored_with_distributions_is_resumed_between_two_updates(crossentropy, tmp_path, monkeypatch):
     from topd.trainer.step import Trainer
 
-    tree = tiny_config(tmp_path / "run", algorithm={"type": "crossentropy"}, run__steps=2)
-    whole = tiny_config(tmp_path / "whole", algorithm={"type": "crossentropy"}, run__steps=2)
+    tree = tiny_config(tmp_path / "run", algorithm={"type": "mine.crossentropy"}, run__steps=2)
+    whole = tiny_config(tmp_path / "whole", algorithm={"type": "mine.crossentropy"}, run__steps=2)
     topd.train(whole)
     update = Trainer.update
 
@@ -94,9 +93,9 @@ def test_a_step_stored_with_distributions_is_resumed_between_two_updates(crossen
 
 
 def test_what_no_table_names_is_an_error(crossentropy, tmp_path):
-    (tmp_path / "crossentropy.py").write_text(SOURCE.replace('"teacher_top_ids", ', '"teacher_mood", '))
+    crossentropy.write_text(SOURCE.replace('"teacher_top_ids", ', '"teacher_mood", '))
     with pytest.raises(ConfigError, match=r"needs 'teacher_mood', which is none of .*teacher_top_logprobs"):
-        topd.train(tiny_config(tmp_path / "run", algorithm={"type": "crossentropy"}))
+        topd.train(tiny_config(tmp_path / "run", algorithm={"type": "mine.crossentropy"}))
 
 
 def test_top_ids_are_moved_with_their_tokens():

@@ -64,7 +64,7 @@ def test_the_precision_stored_is_that_of_the_model_that_is_sampled(
 class Recorded(EmbeddedEngine):
     """Samples the given texts; remembers how it was asked."""
 
-    context_length = None
+    context_length, exact = None, True
 
     def __init__(self, texts: Sequence[Sequence[str]]) -> None:
         self.texts, self.policy_version = texts, 0
