@@ -231,8 +231,8 @@ FAILURES: list[tuple[dict[str, Any], dict[str, str]]] = [
     ({"seconds__teacher": 40.0, "seconds__step": 42.0}, {"One phase takes nearly all the time": "note"}),
     ({"seconds__step": [2.5] * 4 + [3.0] * 4 + [5.0] * 4}, {"The run gets slower": "warning"}),
     ({"memory__peak": [1.0] * 4 + [1.2] * 4 + [1.5] * 4}, {"Memory grows": "note"}),
-    ({"train__loss": [None] + [0.1] * 11}, {"Some metrics are no numbers": "bad"}),
-    ({"completion__max_length": ["long"] + [40] * 11}, {"Some metrics are no numbers": "note"}),
+    ({"train__loss": [None] + [0.1] * 11}, {"Some metrics are not numbers": "bad"}),
+    ({"completion__max_length": ["long"] + [40] * 11}, {"Some metrics are not numbers": "note"}),
     ({"teacher__gap": [None] + [0.8 * 0.8**i for i in range(11)]}, {"The gap is infinite in some steps": "note"}),
 ]
 

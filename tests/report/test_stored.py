@@ -253,7 +253,7 @@ def test_an_evaluation_that_lacks_something_is_left_out_and_named(folder: Path, 
     kept = {key: value for key, value in {**EVALUATION, **changes}.items() if value is not None}
     (folder / "evals.jsonl").write_text(json.dumps(kept) + "\n" + json.dumps(EVALUATION) + "\n")
     assert read_run(folder).evaluations == (EVALUATION,)
-    assert problem(folder) == "a line of evals.jsonl is no evaluation and was left out"
+    assert problem(folder) == "a line of evals.jsonl is not an evaluation and was left out"
 
 
 @pytest.mark.parametrize(

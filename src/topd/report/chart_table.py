@@ -32,7 +32,7 @@ class Chart:
 
     @property
     def axis(self) -> str:
-        """What stands at its axis."""
+        """Label of its axis."""
         return _AXIS.get(self.unit, self.unit)
 
 

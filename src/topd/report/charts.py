@@ -32,7 +32,7 @@ _MAX_MARKERS = 60
 _DASHES = ("solid", "dash", "dot", "dashdot")
 _DASH_WORDS = ("solid", "dashed", "dotted", "dashes and dots")
 AXES = {"step": "step", "updates": "policy_version", "tokens": "tokens/total"}
-"""What curves can be drawn over, and the metric behind it; hours are summed from seconds/step."""
+"""Axes that curves can be drawn over, and the metric behind it; hours are summed from seconds/step."""
 
 
 def charts(runs: Sequence[StoredRun]) -> list[dict[str, Any]]:
@@ -80,7 +80,7 @@ def _chart(chart: Chart, runs: Sequence[_Shown]) -> Iterator[dict[str, Any]]:
 
 
 def _notes(chart: Chart, runs: Sequence[_Shown]) -> str:
-    """What else a reader has to know: which dash is which line, and what is not drawn."""
+    """Notes under a chart: which dash is which line, and what is not drawn."""
     words = [chart.note] if chart.note else []
     if chart.id == "token-reward":
         floors = {floor_of(run.run) for run in runs}
@@ -95,7 +95,7 @@ def _notes(chart: Chart, runs: Sequence[_Shown]) -> str:
 
 def axes(runs: Sequence[StoredRun]) -> list[dict[str, list[float | None]]]:
     """Per run the position of every recorded step on every axis, for a reader who compares by tokens or time."""
-    found: list[dict[str, list[float | None]]] = []
+    positions_of: list[dict[str, list[float | None]]] = []
     for run in runs:
         positions = {name: run.series(metric) for name, metric in AXES.items()}
         total = 0.0
@@ -103,8 +103,8 @@ def axes(runs: Sequence[StoredRun]) -> list[dict[str, list[float | None]]]:
         for seconds in run.series("seconds/step"):
             total += seconds or 0.0
             hours.append(total / 3600)
-        found.append({**positions, "hours": hours})
-    return found
+        positions_of.append({**positions, "hours": hours})
+    return positions_of
 
 
 def _entry(chart: Chart, figure: dict[str, Any], columns: list[str], rows: list[Row], summary: str, note: str) -> dict[str, Any]:
@@ -127,9 +127,9 @@ def _summary(rows: Sequence[Row], lines: Sequence[str], first_column: int = 2) -
     runs = list(dict.fromkeys(row[0] for row in rows))
     for name in runs:
         for at, line in enumerate(lines, first_column):
-            found = [(row[1], row[at]) for row in rows if row[0] == name and row[at] is not None]
-            if found:
-                (first, before), (last, after) = found[0], found[-1]
+            points = [(row[1], row[at]) for row in rows if row[0] == name and row[at] is not None]
+            if points:
+                (first, before), (last, after) = points[0], points[-1]
                 of = " ".join([*([f"{name}:"] if len(runs) > 1 else []), *([line] if len(lines) > 1 else [])])
                 change = f"{before:.4g} at step {first}" + (f", {after:.4g} at step {last}" if last != first else "")
                 words.append(f"{of} {change}".strip())
@@ -148,8 +148,8 @@ def _per_teacher(runs: Sequence[StoredRun]) -> Iterator[Chart]:
 def _others(runs: Sequence[StoredRun]) -> Iterator[Chart]:
     """Numbers that the run recorded under names that this version does not know."""
     known = {metric for chart in CHARTS for metric in chart.lines} | set(AXES.values())
-    found = dict.fromkeys(name for run in runs for row in run.metrics[:1] + run.metrics[-1:] for name in row)
-    for at, name in enumerate(name for name in found if declared_name(name) not in UNITS and name not in known):
+    recorded = dict.fromkeys(name for run in runs for row in run.metrics[:1] + run.metrics[-1:] for name in row)
+    for at, name in enumerate(name for name in recorded if declared_name(name) not in UNITS and name not in known):
         yield Chart(id=f"other-{at}", section="Other", title=name, lines={name: name}, note="This version does not know it.")
 
 

@@ -1,4 +1,4 @@
-"""What the credit of a run is: its streams with their units, its floor, and the tokens that stand out by it.
+"""Credit of a run: its streams with their units, its floor, and its extreme tokens.
 
 The algorithm's own words, from credit.json of the run folder; no algorithm is named or imported here.
 """
@@ -77,7 +77,7 @@ class Extreme:
 
 
 def differ_within(step: StoredStep, stream: str) -> bool:
-    """Whether some completion has tokens with different numbers: where it has not, no token stands out."""
+    """True if some completion has tokens with different numbers: without one, no token stands out."""
     parts = (rollout.streams.get(stream, np.zeros(0)) for group in step.groups for rollout in group.rollouts)
     return any(len(np.unique(part[~np.isnan(part)])) > 1 for part in parts)
 
@@ -104,6 +104,6 @@ def _candidates(step: StoredStep, stream: str, lowest: bool, count: int) -> Iter
 
 
 def top_sum(size: np.ndarray[Any, np.dtype[np.float64]]) -> tuple[int, float]:
-    """How many the largest TOP_SHARE of some numbers are, and their sum."""
+    """Count and sum of the largest TOP_SHARE of some numbers."""
     top = math.ceil(TOP_SHARE * len(size))
     return top, float(np.partition(size, len(size) - top)[len(size) - top :].sum()) if top else 0.0

@@ -1,6 +1,6 @@
 """`topd explain`: one group of a run, token by token, in the terminal.
 
-Reads a run folder as it is found; needs neither torch nor a model. Everything that is shown can be printed as it is: text reaches
+Reads a run folder in any state; needs neither torch nor a model. Everything that is shown can be printed as it is: text reaches
 the terminal as segments (report/tokens.py), never as markup.
 """
 
@@ -36,14 +36,14 @@ _LABEL = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What is shown, once it is known that it is there."""
+    """Selected group, rollout and colours, all known to exist."""
 
     run: StoredRun
     step: StoredStep
     group: StoredGroup
     rollout: StoredRollout
     stream: Stream
-    """What the tokens are coloured by."""
+    """Quantity that colours the tokens."""
     scale: Scale
     texts: Texts
     worst: Sequence[Extreme]
@@ -93,7 +93,7 @@ def _find(run: StoredRun, step: int | None, group: str | None, rollout: int | No
         )
     worst = extremes(stored, leading, lowest=True)
     best = extremes(stored, "advantage" if _has(stored, "advantage") else leading, lowest=False)
-    outstanding = worst[:1] if leading == "log_ratio" else sorted([*worst[:1], *best[:1]], key=lambda found: -abs(found.value))
+    outstanding = worst[:1] if leading == "log_ratio" else sorted([*worst[:1], *best[:1]], key=lambda token: -abs(token.value))
     chosen = _group(stored, group, outstanding[0].group if outstanding else 0)
     return View(
         run=run,
@@ -261,18 +261,18 @@ def _show_extremes(view: View, console: Console) -> None:
     worst = "worst-rejected tokens of the step (lowest log-ratio)" if teacher else "tokens of the step with the lowest advantage"
     best = "most-credited tokens of the step (highest advantage)"
     lists = (("log_ratio" if teacher else "advantage", worst, view.worst), ("advantage", best, view.best))
-    shown = [(title, found) for stream, title, found in lists if differ_within(view.step, stream)]
+    shown = [(title, tokens) for stream, title, tokens in lists if differ_within(view.step, stream)]
     if not shown:
         console.print("", Text("all tokens of a completion have the same credit: none stands out"), sep="\n")
-    for title, found in shown:
-        console.print("", Text(f"the {len(found)} {title}", style="bold"), sep="\n")
+    for title, tokens in shown:
+        console.print("", Text(f"the {len(tokens)} {title}", style="bold"), sep="\n")
         names = ("student\nlog-p", "teacher\nlog-p", "log-\nratio", "token\nreward", "advan-\ntage")
         columns = [
             *(Column(heading=heading) for heading in ("group", "rollout", "pos")),
             *(Column(heading=heading, width=6) for heading in names),
             Column(heading="before \u25b8 token"),
         ]
-        print_table(console, columns, [_extreme_row(view, each, context) for each in found])
+        print_table(console, columns, [_extreme_row(view, each, context) for each in tokens])
     console.print("", Text("go on with --group GROUP --rollout ROLLOUT", style="dim"), sep="\n")
 
 

@@ -32,7 +32,7 @@ _KINDS = {"text": "t", "space": "s", "newline": "n", "mark": "m"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What a page holds of one run: `data` for its lens.js, and the steps that were read for it; of large ones the newest."""
+    """Rollouts of one run in a page: `data` for lens.js, and the steps read for it; of large ones the newest."""
 
     data: Mapping[str, Any]
     steps: tuple[StoredStep, ...]
@@ -90,7 +90,7 @@ def _spread(run: StoredRun, last: StoredStep, max_tokens: int) -> list[int]:
 
 
 class _Page:
-    """What the steps of one run have in common: the tokens used, and the numbers that the colours are scaled by."""
+    """State shared by the steps of one run: the tokens used, and the numbers that scale the colours."""
 
     def __init__(self, texts: Texts) -> None:
         self.texts = texts
@@ -103,14 +103,14 @@ class _Page:
 
     def scale(self, floor: float) -> dict[str, float]:
         """Per stream the 99th percentile of its absolute numbers; the floor of the token reward lies within it."""
-        found = {}
+        scales = {}
         for key, parts in self._values.items():
             values = np.abs(np.concatenate(parts)) if parts else np.zeros(0)
             values = values[np.isfinite(values)]
             if len(values):
                 at_least = abs(floor) if key == "token_reward" else 0.0
-                found[key] = _rounded_up(max(float(np.percentile(values, 99)), at_least, 1e-6))
-        return found
+                scales[key] = _rounded_up(max(float(np.percentile(values, 99)), at_least, 1e-6))
+        return scales
 
     def step(self, step: StoredStep, max_tokens: int) -> dict[str, Any]:
         worst = extremes(step, "log_ratio", lowest=True)
@@ -118,9 +118,9 @@ class _Page:
         chosen, longest = _choose(step, [*_alternating(worst, credited)], max_tokens)
         held = {group.index for group in chosen}
 
-        def listed(found: Sequence[Extreme]) -> list[dict[str, Any]]:
-            self.used |= {extreme.token_id for extreme in found}
-            return [self._extreme(extreme, extreme.group in held and extreme.token < longest) for extreme in found]
+        def listed(tokens: Sequence[Extreme]) -> list[dict[str, Any]]:
+            self.used |= {extreme.token_id for extreme in tokens}
+            return [self._extreme(extreme, extreme.group in held and extreme.token < longest) for extreme in tokens]
 
         return {
             "step": step.step,

@@ -85,7 +85,7 @@ def check_steps(runs: Sequence[StoredRun], steps: Sequence[int] | None) -> None:
 
 
 def _target(runs: Sequence[StoredRun], output: Path | str | None) -> Path:
-    """Where the page goes: through links, and never over anything that is no plain file."""
+    """Path of the page: through links, and never over anything but a plain file."""
     target = folder_at(output) if output is not None else (runs[0].path if len(runs) == 1 else Path()) / "report.html"
     if target.exists() and not target.is_file():
         raise ConfigError(f"--output {target} is a folder or a device. Give the name of a file.")
@@ -195,16 +195,16 @@ def _policy(script: str, *, served: bool) -> str:
 
 
 def _run(run: StoredRun, label: str, color: str, steps: Sequence[StoredStep]) -> dict[str, Any]:
-    found = verdicts(run, steps)
-    good = sum(verdict.level == "good" for verdict in found)
-    levels = [f"{sum(verdict.level == level for verdict in found)} {level}" for level in ("bad", "warning", "note", "good")]
+    judged = verdicts(run, steps)
+    good = sum(verdict.level == "good" for verdict in judged)
+    levels = [f"{sum(verdict.level == level for verdict in judged)} {level}" for level in ("bad", "warning", "note", "good")]
     return {
         "name": label,
         "color": color,
         "state": _state(run),
         "problems": run.problems,
         "unproven": run.digests.lost if run.digests is not None else "",
-        "verdicts": found,
+        "verdicts": judged,
         "good": good,
         "counts": ", ".join(count for count in levels if not count.startswith("0 ")) + ".",
         "config": _text(run.path / "config.toml"),
@@ -223,7 +223,7 @@ def _state(run: StoredRun) -> str:
 
 
 def _written(folder: Path) -> float:
-    """When the run last wrote something. Files that vanish meanwhile do not count: a run replaces its own."""
+    """Time at which the run last wrote something. Files that vanish meanwhile do not count: a run replaces its own."""
     newest = 0.0
     for name in ("config.toml", "metrics.jsonl", "evals.jsonl", "rollouts", "updates", "checkpoints"):
         with contextlib.suppress(OSError):
@@ -239,8 +239,8 @@ def _headline(run: StoredRun, label: str) -> Iterator[dict[str, Any]]:
         base = [row for row in student[:1] if row["step"] == 0]
         teacher = [row for row in rows if row["model"] == "teacher"][:1]
         three = (("base", base), ("student", [row for row in student[-1:] if row["step"] > 0]), ("teacher", teacher))
-        for who, found in three:
-            for row in found:
+        for who, those in three:
+            for row in those:
                 yield {"run": label, "benchmark": benchmark, "who": who, **_cells(row)}
 
 
@@ -259,9 +259,9 @@ def _cells(row: Mapping[str, Any]) -> dict[str, str]:
 
 def _best(pass_at: Any) -> str:
     """pass@k of the largest k."""
-    found = pass_at if isinstance(pass_at, Mapping) else {}
-    k = max((k for k in found if k.isdecimal()), key=int, default="")
-    of_k = found.get(k)
+    by_k = pass_at if isinstance(pass_at, Mapping) else {}
+    k = max((k for k in by_k if k.isdecimal()), key=int, default="")
+    of_k = by_k.get(k)
     if not isinstance(of_k, Mapping) or (value := number(of_k.get("value"))) is None:
         return "-"
     found_ends = of_k.get("ci95")
@@ -275,7 +275,7 @@ def _shown(value: Any, form: str) -> str:
 
 
 def _sampling(held: Sequence[Held], runs: Sequence[StoredRun]) -> str:
-    """How much of the rollouts is in the page."""
+    """Share of the rollouts that the page holds, in words."""
     words, all_there, longest = [], True, 0
     for each, run in zip(held, runs, strict=True):
         steps = each.data["steps"]

@@ -22,7 +22,7 @@ _PLAIN = Style()
 SMALLEST = 0.01
 
 NEAR_ZERO = 0.0005
-"""What is closer to 0 is written as 0.000."""
+"""Bound below which a number is written as 0.000."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

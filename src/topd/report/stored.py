@@ -1,4 +1,4 @@
-"""A run folder as it is found: finished, running, interrupted or damaged.
+"""A run folder in any state: finished, running, interrupted or damaged.
 
 Reading never changes it and needs neither torch nor the model. What cannot be read is named in `problems`, and left out.
 """
@@ -64,12 +64,12 @@ class StoredRun:
     steps: tuple[int, ...]
     """Steps whose rollouts are there."""
     checks: tuple[Check, ...] = ()
-    """What the probe saw before the run; older runs have none."""
+    """Checks of the probe before the run; older runs have none."""
     credit: CreditFacts | None = None
-    """What the algorithm says of its credit; older runs have none."""
+    """Facts that the algorithm states about its credit; older runs have none."""
     problems: list[str] = field(default_factory=list)
     digests: Digests | None = None
-    """What its files were when they were written."""
+    """Digests of its files at the time of writing."""
 
     @property
     def notes(self) -> list[str]:
@@ -93,10 +93,10 @@ class StoredRun:
 
     def setting(self, key: str) -> Any:
         """A setting of the resolved configuration by its dotted key; None if it is not set."""
-        found: Any = self.config
+        value: Any = self.config
         for part in key.split("."):
-            found = found.get(part) if isinstance(found, Mapping) else None
-        return found
+            value = value.get(part) if isinstance(value, Mapping) else None
+        return value
 
     def series(self, metric: str) -> list[float | None]:
         """A metric over the recorded steps; None where it is absent or no number."""
@@ -155,7 +155,7 @@ def read_run(path: Path | str) -> StoredRun:
         raise ConfigError(f"there is no run folder at '{'' if is_empty else path}'. Give the run.directory of a run.")
     if not (path / "config.toml").is_file():
         raise ConfigError(
-            f"'{path}' holds no config.toml: it is no run folder, or its run has not begun yet. Give the run.directory of a run."
+            f"'{path}' holds no config.toml: it is not a run folder, or its run has not begun. Give the run.directory of a run."
         )
     reader = _Reader(path)
     config, summary, metrics = reader.config(), reader.json("summary.json"), reader.metrics()
@@ -195,7 +195,7 @@ def folder_at(path: Path | str) -> Path:
         folder.resolve()
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"'{str(path)[:200]}' is no path: {getattr(error, 'strerror', None) or error}. Give another."
+            f"'{str(path)[:200]}' is not a path: {getattr(error, 'strerror', None) or error}. Give another."
         ) from error
     return folder
 
@@ -222,7 +222,7 @@ def _gaps(
 
 
 def names(runs: Sequence[StoredRun]) -> list[str]:
-    """What the runs are called: the names of their folders, with the parent where two are the same."""
+    """Labels of the runs: the names of their folders, with the parent where two are the same."""
     short = [run.name for run in runs]
     longer = [
         name if short.count(name) == 1 else f"{run.path.resolve().parent.name}/{name}"
@@ -270,7 +270,7 @@ class _Reader:
                 raise ValueError(reason)
             content = json.loads(file.read_text(encoding="utf-8"))
             if not isinstance(content, dict):
-                raise ValueError("it is no JSON object")
+                raise ValueError("it is not a JSON object")
         except (OSError, ValueError, RecursionError) as error:
             self.problems.append(f"{file.name} could not be read ({first_line(error)})")
             return None
@@ -321,7 +321,7 @@ class _Reader:
         """Rows of evals.jsonl; without them those that the summary repeats."""
         rows = list(self.lines("evals.jsonl"))
         kept = [row for row in rows if is_evaluation(row)]
-        self.problems += ["a line of evals.jsonl is no evaluation and was left out"] * (len(rows) - len(kept))
+        self.problems += ["a line of evals.jsonl is not an evaluation and was left out"] * (len(rows) - len(kept))
         tables = _table(summary, "benchmarks").values() if not kept else ()
         repeated = [row for table in tables if isinstance(table, Mapping) for row in table.values() if is_evaluation(row)]
         if repeated:
@@ -330,7 +330,7 @@ class _Reader:
 
 
 def is_evaluation(row: Any) -> bool:
-    """Whether it is a row of evals.jsonl: a benchmark, a model, a step, a score and its interval."""
+    """True for a row of evals.jsonl: a benchmark, a model, a step, a score and its interval."""
     if not isinstance(row, Mapping):
         return False
     interval = row.get("ci95")

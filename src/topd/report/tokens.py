@@ -2,7 +2,7 @@
 
 A token is bytes, and what the model writes is hostile input. Every token becomes a few segments: text that is safe to print as it
 is, a visible space or line end, or a mark that spells out what has no harmless glyph (control characters, direction overrides,
-bytes that are no UTF-8). Joined, the text segments are what the completion says.
+bytes that are not UTF-8). Joined, the text segments are what the completion says.
 """
 
 import unicodedata
@@ -46,7 +46,7 @@ class Texts:
         return token_id not in self._vocabulary or self._vocabulary[token_id][1]
 
     def bytes_of(self, token_id: int) -> bytes:
-        """What the token stands for; its id in angle brackets if the vocabulary does not hold it."""
+        """Bytes of the token; its id in angle brackets if the vocabulary does not hold it."""
         known = self._vocabulary.get(token_id)
         return known[0] if known is not None else b"<%d>" % token_id
 
@@ -110,7 +110,7 @@ def _limited(shown: Shown, before: int) -> tuple[Shown, int]:
 
 
 def _combining(text: Iterable[str]) -> int:
-    """How many combining marks it begins with."""
+    """Number of combining marks at the beginning."""
     return sum(1 for _ in takewhile(_combines, text))
 
 
@@ -119,7 +119,7 @@ def _combines(character: str) -> bool:
 
 
 def _needed(start: bytes) -> int:
-    """How many bytes the character has that begins with these."""
+    """Length in bytes of the character that begins with these."""
     return 2 if start[0] < 0xE0 else 3 if start[0] < 0xF0 else 4
 
 

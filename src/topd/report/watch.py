@@ -1,4 +1,4 @@
-"""`topd report --watch`: the report, served to this machine alone, made anew when the run has gone on.
+"""`topd report --watch`: the report, served to this machine alone, regenerated when the run has advanced.
 
 Three things are answered: GET / (the page), GET /state (a digest of the folders' files, which the page asks for every few
 seconds), and 404. Only requests that name this machine as their host are, so that no page elsewhere can read a run.
@@ -19,10 +19,10 @@ from topd.run.interrupt import Interrupted, interruptible
 
 HOST = "127.0.0.1"
 SECONDS = 2.0
-"""How often the page looks for news."""
+"""Interval at which the page asks for changes."""
 
 _SPARE = 4.0
-"""A page is made at most every so many times as long as the last one took: the run itself needs the processor more."""
+"""Least pause between two pages, in durations of the last one: the run needs the processor more."""
 
 _WATCHED = ("config.toml", "credit.json", "environment.json", "metrics.jsonl", "evals.jsonl", "summary.json")
 _WATCHED_FOLDERS = ("rollouts", "updates", "rescores")
@@ -30,7 +30,7 @@ _WATCHED_FOLDERS = ("rollouts", "updates", "rescores")
 
 def state(paths: Sequence[Path]) -> str:
     """A digest that changes whenever a file does that the report is made from."""
-    found = []
+    stamps = []
     for path in paths:
         files = [path / name for name in _WATCHED]
         for folder in _WATCHED_FOLDERS:
@@ -38,10 +38,10 @@ def state(paths: Sequence[Path]) -> str:
         for file in files:
             try:
                 seen = file.stat()
-                found.append(f"{file} {seen.st_mtime_ns} {seen.st_size}")
+                stamps.append(f"{file} {seen.st_mtime_ns} {seen.st_size}")
             except OSError:  # not there yet, or being replaced this moment
-                found.append(f"{file} -")
-    return hashlib.sha256("\n".join(found).encode()).hexdigest()
+                stamps.append(f"{file} -")
+    return hashlib.sha256("\n".join(stamps).encode()).hexdigest()
 
 
 class Pages:
@@ -56,7 +56,7 @@ class Pages:
         self._next = 0.0
 
     def get(self) -> tuple[str, str]:
-        """(state, page). The page is made anew if the state has changed and enough time has passed."""
+        """(state, page). The page is regenerated if the state has changed and enough time has passed."""
         with self._lock:
             now = state(self._paths)
             if not self._page or (now != self._state and time.monotonic() >= self._next):
@@ -109,7 +109,7 @@ def _handler(pages: Pages) -> type[BaseHTTPRequestHandler]:
                 self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nothing: a line every two seconds would bury what matters."""
+            """No-op: a line every two seconds would hide important ones."""
 
     return Handler
 
@@ -118,7 +118,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A browser that leaves in the middle of an answer is no error."""
+        """A browser that leaves in the middle of an answer is not an error."""
 
 
 def make_server(

@@ -1,4 +1,4 @@
-"""What is healthy for the metrics of run/catalogue.py, what it means otherwise, and what to try then."""
+"""Healthy ranges of the metrics of run/catalogue.py, the meaning of values outside, and advice."""
 
 import math
 import re
@@ -20,12 +20,12 @@ class Says:
     """Values above are bad, not only a warning."""
     setting: str = ""
     largest: bool = False
-    """Whether the largest step is evidence, not the usual value."""
+    """True if the largest step is the evidence, not the usual value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Healthy:
-    """What to expect of a metric over several steps; one step outside means little.
+    """Expected values of a metric over several steps; one step outside means little.
 
     Inside is low <= value <= high. `words` say what numbers cannot; `source` says where the range comes from. `outside` and
     `advice` may tell cases apart ("Rising: lower this. Falling: raise that."); `of_case` takes one out.
@@ -51,13 +51,13 @@ class Healthy:
 
 
 def of_case(text: str, case: str) -> str:
-    """What a text says of one case; all of it without a case. Raises KeyError if it does not know the case."""
+    """The part of a text about one case; all of it without a case. Raises KeyError if it does not know the case."""
     if not case:
         return text
-    found = re.search(rf"(?:^|\. ){re.escape(case)}: (.*?)(?:\.$|\. (?=[A-Z][\w ]*: ))", text)
-    if found is None:
+    part = re.search(rf"(?:^|\. ){re.escape(case)}: (.*?)(?:\.$|\. (?=[A-Z][\w ]*: ))", text)
+    if part is None:
         raise KeyError(f"{case} in: {text}")
-    return found[1][0].upper() + found[1][1:] + "."
+    return part[1][0].upper() + part[1][1:] + "."
 
 
 HEALTHY: Mapping[str, Healthy] = {

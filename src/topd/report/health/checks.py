@@ -58,15 +58,15 @@ def verdicts(run: StoredRun, steps: Sequence[StoredStep] = ()) -> list[Verdict]:
     """All that can be said, worst first. `steps`: stored rollouts to look into; without them their checks are left out."""
     watched = Watched(run=run, rollouts=steps)
     with np.errstate(all="ignore"):
-        found = list(chain.from_iterable(check(watched) for check in CHECKS))
+        judgements = list(chain.from_iterable(check(watched) for check in CHECKS))
     own = run.credit.advice if run.credit else {}
-    found = [
+    judgements = [
         replace(verdict, advice=f"{verdict.advice} {own[verdict.metrics[0]]}")
         if verdict.advice and verdict.metrics and verdict.metrics[0] in own
         else verdict
-        for verdict in found
+        for verdict in judgements
     ]
-    return sorted(found, key=lambda verdict: LEVELS.index(verdict.level))
+    return sorted(judgements, key=lambda verdict: LEVELS.index(verdict.level))
 
 
 def state(watched: Watched) -> Iterator[Verdict]:
@@ -88,7 +88,7 @@ def state(watched: Watched) -> Iterator[Verdict]:
 
 
 def probed(watched: Watched) -> Iterator[Verdict]:
-    """What the probe warned of before anything was spent."""
+    """Warnings of the probe."""
     for check in watched.run.checks:
         if check.warning:
             yield judged("warning", f"The probe warned: {check.name}", check.detail)
@@ -121,7 +121,7 @@ def missing(watched: Watched) -> Iterator[Verdict]:
         words = f"Not a finite number: {named}{', ...' if len(holes) > 4 else ''}. They were left out."
         level = "bad" if any(name.startswith("train/") for name in holes) else "note"
         advice = "Look at the rollouts of these steps, and at what the run printed."
-        yield judged(level, "Some metrics are no numbers", words, *sorted(holes), advice=advice)
+        yield judged(level, "Some metrics are not numbers", words, *sorted(holes), advice=advice)
 
 
 def end_tokens(watched: Watched) -> Iterator[Verdict]:
@@ -167,7 +167,7 @@ def _mean(values: Numbers) -> float:
 
 
 def _split(watched: Watched, stream: str) -> tuple[Numbers, Numbers]:
-    """A stream of all stored rollouts: end tokens, other tokens. What is no number is left out; minus infinity is one."""
+    """A stream of all stored rollouts: end tokens, other tokens. Not a number is left out, minus infinity kept."""
     ends, others = [np.zeros(0, np.float32)], [np.zeros(0, np.float32)]
     for rollout in (r for step in watched.rollouts for group in step.groups for r in group.rollouts):
         values = rollout.streams.get(stream)
@@ -242,7 +242,7 @@ def _is_log_ratio(watched: Watched) -> bool:
 
 
 def movement(watched: Watched) -> Iterator[Verdict]:
-    """How far the updates of a step move the policy. With one update a step the ratio is 1 and says nothing."""
+    """Distance that the updates of a step move the policy. With one update a step the ratio is 1 and says nothing."""
     updates, clip = watched.usual("train/updates"), watched.series("ratio/clip_share")
     low, high = watched.series("ratio/p01"), watched.series("ratio/p99")
     if not (updates is not None and updates > 1 and len(clip) and len(low) and len(high)):

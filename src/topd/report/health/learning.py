@@ -48,7 +48,7 @@ class Board:
 
     @property
     def room(self) -> float | None:
-        """How far the base is from a teacher that is clearly better."""
+        """Distance from the base to a teacher that is clearly better."""
         if self.base is None or self.teacher is None or not _above(self.teacher, self.base):
             return None
         return float(self.teacher["avg_at_k"] - self.base["avg_at_k"])
@@ -109,7 +109,7 @@ def accuracy(watched: Watched) -> Iterator[Verdict]:
 
 
 def answers(watched: Watched) -> Iterator[Verdict]:
-    """Whether the student's completions state answers at all, in the form that is graded."""
+    """Share of the student's completions without an answer in the graded form."""
     latest = {row["benchmark"]: row for row in watched.run.evaluations if row["model"] == "student"}
     for name, row in latest.items():
         rate = number(row.get("without_answer_rate")) or 0.0
@@ -171,7 +171,7 @@ def gap(watched: Watched) -> Iterator[Verdict]:
         level, title, case = "bad", "The gap to the teacher rises", "Rising"
     elif not over.falls(CHANGE):
         level, title, case = "warning", "The gap to the teacher does not fall", "Not falling"
-        words += f" That is no fall of {percent(CHANGE)} or more beyond the noise of the steps."
+        words += f" That is less than a fall of {percent(CHANGE)} beyond the noise of the steps."
     elif late is not None and late.after > (1 - STALLED) * late.before:
         level, title, case = "note", "The gap fell, then stopped falling", "Not falling"
         words += f" But from {span(late.early.range)} to {span(late.late.range)} it changed by {percent(late.relative)} only."

@@ -31,7 +31,7 @@ SLOWER, LARGER = 0.3, 0.25
 
 
 def loss(watched: Watched) -> Iterator[Verdict]:
-    """Where no policy is sampled from, the loss is what falls."""
+    """Change of the loss, where no policy is sampled from."""
     name = "train/loss"
     over = watched.change(name)
     if watched.sampled or over is None:

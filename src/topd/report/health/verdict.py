@@ -2,7 +2,7 @@
 
 Rules. A *usual* value is the median of the last third of the steps, at least 2 and at most 10 of them. A *change* compares the
 median of the first third with the usual value. It counts only from MIN_STEPS steps on, if it is as large as the check asks, and
-if it is no work of chance: at least 3 of 4 pairs of a step of the first and a step of the last third must be ordered alike.
+if chance does not explain it: at least 3 of 4 pairs of a step of the first and a step of the last third must be ordered alike.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -125,19 +125,19 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """What verdicts look at: a run, and the rollouts of some of its steps."""
+    """Input of the checks: a run, and the rollouts of some of its steps."""
 
     run: StoredRun
     rollouts: Sequence[StoredStep] = ()
 
     def series(self, metric: str) -> Series:
         assert metric in NAMES, f"{metric} is not in the catalogue"
-        found = [
+        points = [
             (row["step"], value)
             for row, value in zip(self.run.metrics, self.run.series(metric), strict=True)
             if value is not None and isinstance(row.get("step"), int)
         ]
-        return Series(steps=tuple(step for step, _ in found), values=tuple(value for _, value in found))
+        return Series(steps=tuple(step for step, _ in points), values=tuple(value for _, value in points))
 
     def change(self, metric: str) -> Change | None:
         return change(self.series(metric))
@@ -151,7 +151,7 @@ class Watched:
         return sum(self.series(metric).values, start=0.0)
 
     def has(self, *metrics: str) -> bool:
-        """Whether any of them has a number."""
+        """True if any of them has a number."""
         return any(len(self.series(metric)) for metric in metrics)
 
     def setting(self, key: str) -> float | None:
@@ -164,7 +164,7 @@ class Watched:
 
     @property
     def taught(self) -> bool:
-        """Whether a teacher scored."""
+        """True if a teacher scored."""
         return self.has("teacher/gap", "token_reward/floor_share")
 
 
@@ -251,7 +251,7 @@ def span(steps: tuple[int, int]) -> str:
 
 
 def of_usual(series: Series) -> str:
-    """Where a usual value comes from, in words."""
+    """Steps of a usual value, in words."""
     return f"{span(series.range)} alone" if len(series) == 1 else f"median of {span(series.range)}"
 
 

@@ -1,4 +1,4 @@
-"""How two credits of the same tokens differ: sums that add up over steps, and the numbers made of them.
+"""Difference of two credits of the same tokens: sums that add up over steps, and the numbers made of them.
 
 Only tokens whose reward and advantage are finite under both settings are compared; every row says how many those are.
 """
@@ -35,7 +35,7 @@ PAIRS = {
     "top_share": "|advantage| held by the top 1 % of tokens",
     "silent_groups": "groups without signal",
 }
-"""What a Row says of both credits."""
+"""Entries of a Row about each credit."""
 
 SINGLES = {
     "pearson": "correlation of the advantages (Pearson)",
@@ -43,7 +43,7 @@ SINGLES = {
     "cosine": "cosine of the two as weights of gradients",
     "sign_changes": "tokens whose advantage changes sign",
 }
-"""What a Row says of the two together."""
+"""Entries of a Row about both together."""
 
 
 def changes_in_words(changed: Mapping[str, Mapping[str, Any]]) -> str:
@@ -124,7 +124,7 @@ class ChangedToken(TypedDict):
 
 
 class Rescore(TypedDict):
-    """What NAME.json holds. Rewards are in nats; infinities and NaN do not occur, None stands for "not defined"."""
+    """Content of NAME.json. Rewards are in nats; infinities and NaN do not occur, None stands for "not defined"."""
 
     format: int
     """1; another number means another shape."""
@@ -145,7 +145,7 @@ class Rescore(TypedDict):
     """Steps whose files could not be read."""
     num_tokens: int
     same: bool
-    """Whether every compared advantage is exactly the same: the changed settings do not change the credit of these rollouts."""
+    """True if every compared advantage is exactly the same: the changed settings do not change the credit of these rollouts."""
     histogram: Histogram
     joint: Joint
     top_changes: list[ChangedToken]
@@ -156,7 +156,7 @@ _RESCORE = TypeAdapter(Rescore)
 
 
 def parsed(content: Mapping[str, Any]) -> Rescore:
-    """What a file in rescores/ holds. Raises ValueError for another shape."""
+    """Validated content of a file in rescores/. Raises ValueError for another shape."""
     if content.get("format") != FORMAT:
         raise ValueError(f"its format is {content.get('format')!r}")
     rescore = _RESCORE.validate_python(content)
@@ -185,19 +185,19 @@ Sums = Mapping[str, float]
 
 
 def sums_of(old: Credited, new: Credited, *, groups: int) -> tuple[Sums, np.ndarray[Any, np.dtype[np.bool_]]]:
-    """What `row` needs of a step, and which tokens were compared."""
+    """Sums of a step for `row`, and the mask of compared tokens."""
     both = np.isfinite(old.reward) & np.isfinite(new.reward) & np.isfinite(old.advantage) & np.isfinite(new.advantage)
     a, b = old.advantage[both], new.advantage[both]
-    found: dict[str, float] = {"groups": float(groups), "tokens": float(len(both)), "compared": float(len(a))}
+    sums: dict[str, float] = {"groups": float(groups), "tokens": float(len(both)), "compared": float(len(a))}
     for name, side in (("old", old), ("new", new)):
-        found |= {f"{name}_{key}": value for key, value in _side_sums(side, both).items()}
-    found |= {"ab": float(a @ b), "flips": float(np.count_nonzero(np.sign(a) * np.sign(b) < 0))}
+        sums |= {f"{name}_{key}": value for key, value in _side_sums(side, both).items()}
+    sums |= {"ab": float(a @ b), "flips": float(np.count_nonzero(np.sign(a) * np.sign(b) < 0))}
     weighted = a * old.weight[both], b * new.weight[both]
     for name, x, y in (("gg_old", 0, 0), ("gg_new", 1, 1), ("gg", 0, 1)):
-        found[name] = float(weighted[x] @ weighted[y])
+        sums[name] = float(weighted[x] @ weighted[y])
     spearman = _pearson(ranks(a), ranks(b))
-    found |= {"ranked": 0.0 if spearman is None else float(len(a)), "rank_correlation": (spearman or 0.0) * len(a)}
-    return found, both
+    sums |= {"ranked": 0.0 if spearman is None else float(len(a)), "rank_correlation": (spearman or 0.0) * len(a)}
+    return sums, both
 
 
 def _side_sums(side: Credited, both: np.ndarray[Any, np.dtype[np.bool_]]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What `topd rescore` left in a run folder, as tables and figures for the report. Its shape: `Rescore` in difference.py."""
+"""Results of `topd rescore` in a run folder, as tables and figures for the report. Its shape: `Rescore` in difference.py."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,16 +26,16 @@ def rescored(run: StoredRun, label: str) -> Iterator[dict[str, Any]]:
             yield _entry(rescore, f"{label}-{at}", label, texts)
 
 
-def _entry(found: Mapping[str, Any], key: str, label: str, texts: Texts) -> dict[str, Any]:
-    changed = changes_in_words(found["changed"])
-    overall = found["overall"]
+def _entry(rescore: Mapping[str, Any], key: str, label: str, texts: Texts) -> dict[str, Any]:
+    changed = changes_in_words(rescore["changed"])
+    overall = rescore["overall"]
     notes = [
-        f"Over {overall['compared']:,} of {overall['tokens']:,} tokens in {len(found['steps'])} steps of {label}. "
-        + ("The credit is exactly the same. " if found["same"] else "")
-        + f"Made by topd {found['topd_version']}."
+        f"Over {overall['compared']:,} of {overall['tokens']:,} tokens in {len(rescore['steps'])} steps of {label}. "
+        + ("The credit is exactly the same. " if rescore["same"] else "")
+        + f"Made by topd {rescore['topd_version']}."
     ]
     return {
-        "title": f"{label}: {found['name']}" + (f" ({changed})" if changed else ""),
+        "title": f"{label}: {rescore['name']}" + (f" ({changed})" if changed else ""),
         "notes": notes,
         "rows": [
             *((words, *(written(name, overall[name][side]) for side in ("old", "new"))) for name, words in PAIRS.items()),
@@ -51,15 +51,15 @@ def _entry(found: Mapping[str, Any], key: str, label: str, texts: Texts) -> dict
                 _shown(token["old"], ".3f"),
                 _shown(token["new"], ".3f"),
             )
-            for token in found["top_changes"]
+            for token in rescore["top_changes"]
         ],
-        "charts": list(_charts(found, key, f"{label}: {plain(show_text(found['name']))}")),
+        "charts": list(_charts(rescore, key, f"{label}: {plain(show_text(rescore['name']))}")),
     }
 
 
-def _charts(found: Mapping[str, Any], key: str, title: str) -> Iterator[dict[str, Any]]:
-    steps = [row["step"] for row in found["steps"]]
-    lines = {name: [row[name] for row in found["steps"]] for name in SINGLES}
+def _charts(rescore: Mapping[str, Any], key: str, title: str) -> Iterator[dict[str, Any]]:
+    steps = [row["step"] for row in rescore["steps"]]
+    lines = {name: [row[name] for row in rescore["steps"]] for name in SINGLES}
     mode = "lines+markers"
     traces = [
         go.Scatter(x=steps, y=series, mode=mode, name=words, line={"color": COLORS[at]})
@@ -68,7 +68,7 @@ def _charts(found: Mapping[str, Any], key: str, title: str) -> Iterator[dict[str
     unit = "correlation, cosine or share"
     by_step = [[step, *at] for step, at in zip(steps, zip(*lines.values(), strict=True), strict=True)]
     yield _chart(f"{key}-steps", f"{title}, step by step", unit, figure_of(unit, traces), ["step", *lines], by_step)
-    edges, old, new = (found["histogram"][name] for name in ("edges", "old", "new"))
+    edges, old, new = (rescore["histogram"][name] for name in ("edges", "old", "new"))
     middles = [(low + high) / 2 for low, high in pairwise(edges)]
     bars = [go.Bar(x=middles, y=counts, name=name) for name, counts in (("as trained", old), ("rescored", new))]
     for bar, color in zip(bars, COLORS, strict=False):
@@ -79,7 +79,7 @@ def _charts(found: Mapping[str, Any], key: str, title: str) -> Iterator[dict[str
     note = "The outermost bars also count what lies beyond them."
     columns = ["from", "to", "as trained", "rescored"]
     yield _chart(f"{key}-advantages", f"{title}, advantages", "tokens", figure, columns, rows, note)
-    yield _joint(found["joint"], f"{key}-joint", title)
+    yield _joint(rescore["joint"], f"{key}-joint", title)
 
 
 def _joint(joint: Mapping[str, Any], key: str, title: str) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from topd.report.stored_step import StoredStep
 from topd.run.files import spans, write_json
 
 TOLERANCE = 1e-5
-"""How far a recomputed advantage may be from the stored one, times max(1, |advantage|)."""
+"""Largest allowed difference of a recomputed advantage from the stored one, times max(1, |advantage|)."""
 
 NUM_CHANGED = 10
 
@@ -37,7 +37,7 @@ def rescore(
     """Recompute, compare, and write RUN/rescores/NAME.json; returns what it holds.
 
     `overrides`: words as `--algorithm.alpha 0.1`. A new `algorithm.type` begins with that algorithm's defaults. `steps`: all that
-    are stored, if None. `name`: made of the settings, if None. Raises ConfigError for settings that are no credit, for an
+    are stored, if None. `name`: made of the settings, if None. Raises ConfigError for settings outside credit, for an
     algorithm that needs what was not stored, and if the run's own settings do not give the stored advantages back.
     """
     run = read_run(path)
@@ -54,13 +54,13 @@ def rescore(
             )
         else:
             work.skipped.append(number)
-    found = work.result(name, given)
+    result = work.result(name, given)
     target = run.path / "rescores" / f"{name}.json"
     try:
-        write_json(target, found)
+        write_json(target, result)
     except (OSError, RunStopped) as error:
         raise ConfigError(f"{target} could not be written: {error.__cause__ or error}. Fix that, then rescore again.") from error
-    return found
+    return result
 
 
 def _given(overrides: Sequence[str]) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def _algorithm(table: Mapping[str, Any], where: str = "") -> AlgorithmConfig:
 
 
 def _name(given: Mapping[str, Any], steps: Sequence[int] | None, name: str | None) -> str:
-    """A file name. A name that was asked for is refused rather than changed."""
+    """A file name. A given name is refused rather than changed."""
     if name is not None:
         if not re.fullmatch(r"[\w=+,-][\w.=+,-]{0,99}", name, re.ASCII):
             raise ConfigError(
@@ -129,7 +129,7 @@ def _chosen(run: StoredRun, steps: Sequence[int] | None) -> Sequence[int]:
 
 
 class _Comparison:
-    """What is known of the steps so far. Holds sums and counts, never the steps."""
+    """Sums and counts over the steps so far, never the steps themselves."""
 
     def __init__(self, run: StoredRun, old: AlgorithmConfig, new: AlgorithmConfig) -> None:
         self.run, self.old, self.new = run, old, new

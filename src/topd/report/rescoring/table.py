@@ -1,4 +1,4 @@
-"""What `topd rescore` shows: what was changed, how the credit differs in all and by step, and the tokens that changed most."""
+"""Output of `topd rescore`: changed settings, difference of the credit in total and by step, most changed tokens."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,38 +17,38 @@ from topd.report.tokens import Texts
 _LABEL = 12
 
 
-def show(path: Path | str, found: Rescore, console: Console | None = None) -> None:
+def show(path: Path | str, rescore: Rescore, console: Console | None = None) -> None:
     """Print a rescore of the run at `path`."""
     console = console or open_console()
     run = read_run(path)
-    for label, value in _facts(run, found).items():
+    for label, value in _facts(run, rescore).items():
         print_block(console, plain_text(value), label=label, indent=_LABEL)
-    if found["same"]:
+    if rescore["same"]:
         console.print(
             "", Text("No difference: the changed settings do not change the credit of these rollouts.", "bold"), sep="\n"
         )
-    for number in found["skipped_steps"]:
+    for number in rescore["skipped_steps"]:
         run.step(number)  # notes why
-    _show_overall(console, found["overall"])
-    _show_steps(console, found["steps"])
-    if found["top_changes"]:
-        _show_changes(console, run, found["top_changes"])
+    _show_overall(console, rescore["overall"])
+    _show_steps(console, rescore["steps"])
+    if rescore["top_changes"]:
+        _show_changes(console, run, rescore["top_changes"])
     for problem in run.notes:
         console.print(Text("note: ").append_text(plain_text(problem)), style="yellow")
 
 
-def _facts(run: StoredRun, found: Rescore) -> Mapping[str, str]:
-    largest = found["largest_difference"]
+def _facts(run: StoredRun, rescore: Rescore) -> Mapping[str, str]:
+    largest = rescore["largest_difference"]
     proof = "nothing: the rollouts hold no advantages to compare with"
     if largest is not None:
         apart = f", to within {largest:.1g}" if largest else " exactly"
-        proof = f"the run's own settings give the stored advantages of its {found['num_tokens']:,} tokens back{apart}"
+        proof = f"the run's own settings give the stored advantages of its {rescore['num_tokens']:,} tokens back{apart}"
     return {
         "run": str(run.path),
-        "changed": changes_in_words(found["changed"]) or "nothing: these are the run's own settings",
+        "changed": changes_in_words(rescore["changed"]) or "nothing: these are the run's own settings",
         "checked": proof,
-        "saved": str(run.path / "rescores" / f"{found['name']}.json"),
-        **({"left out": f"steps {found['skipped_steps']}"} if found["skipped_steps"] else {}),
+        "saved": str(run.path / "rescores" / f"{rescore['name']}.json"),
+        **({"left out": f"steps {rescore['skipped_steps']}"} if rescore["skipped_steps"] else {}),
     }
 
 
