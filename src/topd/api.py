@@ -1,5 +1,6 @@
 """The Python interface: `topd.train`, `topd.evaluate`, `topd.grade`, and `topd.topd_advantages` for authors of other trainers."""
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,14 @@ def train(config: "Config | str | Path | Mapping[str, Any]", *overrides: str) ->
     Raises ConfigError for input that cannot be used, and RunStopped for a run that stopped and can be resumed.
     """
     from topd import config_file, loop
+    from topd.report.at_end import ReportAtEnd
+    from topd.run.progress import Display
+    from topd.trackers import Trackers
 
-    return loop.run(config_file.load(config, overrides))
+    config, display = config_file.load(config, overrides), Display()
+    path = Path(os.path.expanduser(config.run.directory))
+    trackers = Trackers(config.run.trackers, path, config.model_dump(mode="json"), display.line)
+    return loop.run(config, display, [trackers, ReportAtEnd(path, display.line)])
 
 
 def evaluate(model: str | Path, config: "Config | str | Path | Mapping[str, Any]", *overrides: str) -> list[dict[str, Any]]:

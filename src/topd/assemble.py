@@ -25,7 +25,6 @@ from topd.rollout.embedded import EmbeddedEngine
 from topd.rollout.engine import Engine, SamplingParams
 from topd.rollout.handover import FilesTransport, Transport
 from topd.rollout.vllm import VllmEngine
-from topd.run.trackers import check_installed
 from topd.tasks.grading import Grader, make_grader
 from topd.tasks.load import load_task
 from topd.tasks.prompts import PromptStream, RenderedPrompts, make_prompts
@@ -97,7 +96,6 @@ def assemble(config: Config, *, cache_path: Path | None = None) -> Parts:
 
 
 def _assemble(config: Config, cache_path: Path | None, opened: ExitStack) -> Parts:
-    check_installed(config.run.trackers)
     device = pick_device(config.run.device)
     set_threads(config.run.threads)
     method = algorithms.bind(config.algorithm)

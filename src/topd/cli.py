@@ -176,9 +176,9 @@ def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
-    from topd import config_file, loop
+    from topd import api
 
-    loop.run(config_file.load(arguments.config, rest))
+    api.train(arguments.config, *rest)
     return 0
 
 
@@ -196,9 +196,11 @@ def _probe(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     from topd.assemble import assemble, probe
     from topd.errors import ConfigError
     from topd.run.directory import check_unused
+    from topd.trackers import check_installed
 
     config = config_file.load(arguments.config, rest)
     check_unused(config)
+    check_installed(config.run.trackers)
     with contextlib.closing(assemble(config)) as parts:
         checks = probe(parts)
         for notice in parts.notices:

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -23,21 +23,23 @@ from topd.rollout.engine import Engine
 from topd.run import checkpoint, vocabulary
 from topd.run.directory import SCORES, RunDirectory, open_run
 from topd.run.interrupt import Interrupted, interruptible, uninterrupted
+from topd.run.observer import Observer
 from topd.run.progress import Display
 from topd.run.summary import gaps, print_summary, summarise_run
-from topd.run.trackers import Trackers
 from topd.step import train_step
 
 
-def run(config: Config, display: Display | None = None) -> dict[str, Any]:
+def run(config: Config, display: Display | None = None, observers: Sequence[Observer] = ()) -> dict[str, Any]:
     """Train to the end, or from where the folder's run stopped. Returns what summary.json holds.
 
     Raises ConfigError (nothing was spent), RunStopped (resumable) or Interrupted (Ctrl-C, SIGTERM: saved).
     """
     with interruptible(), open_run(config) as directory:
         display = display or Display()
-        trackers = Trackers(config.run.trackers, directory.path, config.model_dump(mode="json"), display.line)
-        with naming_memory(), trackers, contextlib.closing(assemble(config, cache_path=directory.path / SCORES)) as parts:
+        with naming_memory(), contextlib.ExitStack() as opened:
+            for observer in observers:
+                opened.enter_context(observer)
+            parts = opened.enter_context(contextlib.closing(assemble(config, cache_path=directory.path / SCORES)))
             met = recognise(parts, meeting.read(directory.teachers, directory.digests))
             checks = probe(parts)
             require(checks)
@@ -51,7 +53,7 @@ def run(config: Config, display: Display | None = None) -> dict[str, Any]:
             for check in checks:
                 if check.unproven and not check.warning:
                     display.line(f"not proven  {check.name}: {check.detail}")
-            return Run(parts, directory, display, trackers).to_the_end()
+            return Run(parts, directory, display, observers).to_the_end()
 
 
 @contextmanager
@@ -71,12 +73,12 @@ def naming_memory() -> Iterator[None]:
 class Run:
     """One run in progress: the parts, the folder, and how far it has come."""
 
-    def __init__(self, parts: Parts, directory: RunDirectory, display: Display, trackers: Trackers) -> None:
+    def __init__(self, parts: Parts, directory: RunDirectory, display: Display, observers: Sequence[Observer]) -> None:
         self.parts = parts
         self.config = parts.config
         self.directory = directory
         self.display = display
-        self.trackers = trackers
+        self.observers = observers
         self.trainer = make_trainer(parts)
         self.benchmarks = [benchmark.name for benchmark in parts.benchmarks]
         self.probe = make_probe(parts.student.tokenizer, [prompt.token_ids for prompt in parts.prompts.prompts[:2]])
@@ -90,7 +92,8 @@ class Run:
         if not self.parts.benchmarks:
             self.display.line("there are no held-out problems: nothing is evaluated")
         self.resume()
-        self.trackers.open(self.steps_done)
+        for observer in self.observers:
+            observer.open(self.steps_done)
         try:
             self.evaluate_due(self.steps_done)
             for step in range(self.steps_done + 1, self.config.run.steps + 1):
@@ -119,7 +122,8 @@ class Run:
             if self.parts.cache is not None:
                 self.parts.cache.step_done()
         self.display.step_line(row, steps=self.config.run.steps)
-        self.trackers.log(row)
+        for observer in self.observers:
+            observer.step(row)
 
     def resume(self) -> None:
         """Go back to the newest complete checkpoint, if there is one, and forget what came after it."""
@@ -171,7 +175,8 @@ class Run:
             params, dtype = sampling_params(self.config), sampling_dtype(self.config, who)
             result = evaluate_engine(engine, benchmark, params, dtype=dtype, on_tokens=on_tokens)
         self.directory.add_evaluation(row := {"model": who, "step": step, **result})
-        self.trackers.evaluation(row)
+        for observer in self.observers:
+            observer.evaluation(row)
         low, high = row["ci95"]
         self.display.line(
             f"eval {benchmark.name}: {who} at step {step}  avg@{row['k']} {row['avg_at_k']:.1%} "
@@ -183,16 +188,7 @@ class Run:
         export(self.parts.policy, self.directory.model, self.probe, self.directory.digests.note)
         summary = summarise_run(self.config, self.directory, self.benchmarks)
         self.directory.write_summary(summary)
-        self.trackers.finish(summary)
-        self.report()
+        for observer in self.observers:
+            observer.finish(summary)
         print_summary(summary, self.directory.path, self.display.console)
         return summary
-
-    def report(self) -> None:
-        """Write report.html. A run that is done does not fail for its picture."""
-        from topd.report import page  # plotly is loaded for this alone
-
-        try:
-            page.write([self.directory.path])
-        except Exception as error:  # whatever it is: `topd report` tells it again, and nothing is lost
-            self.display.line(f"no report was written ({first_line(error)}); `topd report {self.directory.path}` tries again")

@@ -55,7 +55,7 @@ def shorten_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 def train(tree: dict[str, Any], at_step: Callable[[int], None] = lambda step: None) -> dict[str, Any]:
     """`topd.train` without the report, with a function that is told of every step before it begins."""
     from topd import config_file
-    from topd.loop import Run, run
+    from topd.loop import run
     from topd.run.progress import Display
 
     class Telling(Display):
@@ -66,9 +66,7 @@ def train(tree: dict[str, Any], at_step: Callable[[int], None] = lambda step: No
             at_step(self.num_steps)
             super().start_step()
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Run, "report", lambda self: None)
-        return run(config_file.load(tree), Telling())
+    return run(config_file.load(tree), Telling())
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:

@@ -156,7 +156,7 @@ def test_an_export_that_is_another_model_is_noticed_and_not_kept(broken, tmp_pat
 def test_a_server_that_kept_one_tensor_for_both_is_found_out():
     model = trained("lm_head")
     proof = Proof([make_canary(model.tokenizer)], dtype="float32")
-    proof.renew(model, 1)
+    proof.renew(1, proof.numbers(model))
     served = replace(model, module=with_one_tensor_for_both(Policy(model)), adapter=None)
     with pytest.raises(RunStopped, match=r"does not serve the weights of version 1: .*is the output head reloaded"):
         proof.check("http://a", probe_logprobs(served, proof.groups), 1)

@@ -8,8 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-import topd
 from tests.e2e.tiny import tiny_config
+from topd import config_file, loop
 from topd.models.language_model import LanguageModel
 from topd.models.load import load
 from topd.models.policy import frozen_copy
@@ -36,9 +36,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "run__seed": SEED,
         "run__checkpoint_every": 10,
     }
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("topd.loop.Run.report", lambda run: None)  # takes as long as the steps
-        topd.train(tiny_config(folder / "run", **changes))
+    loop.run(config_file.load(tiny_config(folder / "run", **changes)))
     return folder / "run"
 
 

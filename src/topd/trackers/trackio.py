@@ -6,8 +6,8 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
-from topd.run.trackers.tracker import Start, Tracker
-from topd.run.trackers.values import Table, flat
+from topd.trackers.tracker import Start, Tracker
+from topd.trackers.values import Table, flat
 
 PROJECT = "topd"
 

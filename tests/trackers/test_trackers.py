@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.tiny import tiny_config
-from tests.run.tracking import CONFIG, FAKE, append, calls, evaluation, fake, make_folder, row, summary
-from topd import config_file
+from tests.trackers.tracking import CONFIG, FAKE, append, calls, evaluation, fake, make_folder, row, summary
+from topd import config_file, trackers
+from topd.api import train
 from topd.errors import ConfigError
-from topd.loop import run
-from topd.run import trackers
 from topd.run.directory import MAY_CHANGE
-from topd.run.trackers import Trackers, check_installed, feeder
-from topd.run.trackers.feeder import without_secrets
+from topd.trackers import Trackers, check_installed, feeder
+from topd.trackers.feeder import without_secrets
 
 
 @pytest.fixture
@@ -49,7 +48,7 @@ def test_a_tracker_gets_rows_evaluations_and_the_end(folder, install):
     with Trackers(["wandb"], folder, CONFIG, lines.append) as tracked:
         tracked.open(0)
         tracked.evaluation(evaluation(0))
-        tracked.log(row(1))
+        tracked.step(row(1))
         tracked.finish(summary(1))
     opened, evaluated, logged, summarised, finished = calls(folder)
     assert opened == ["open", 0, None, 0, "my-run", 7]
@@ -98,7 +97,7 @@ def test_a_fault_costs_one_line_and_the_other_tracker_goes_on(method, fault, fol
     with Trackers(["wandb", "mlflow"], folder, CONFIG, lines.append) as tracked:
         tracked.open(0)
         for step in (1, 2, 3):
-            tracked.log(row(step))
+            tracked.step(row(step))
         tracked.finish(summary(3))
     assert len(lines) == 1
     assert "wandb" in lines[0]
@@ -117,10 +116,10 @@ def test_a_tracker_that_fails_in_the_middle_is_told_of_during_the_run(folder, in
         tracked.open(0)
         deadline = time.monotonic() + 30
         while not lines:
-            tracked.log(row(1))
+            tracked.step(row(1))
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        tracked.log(row(2))
+        tracked.step(row(2))
     assert lines == ["tracker wandb is off: ValueError: broken. Training goes on; a resumed run brings it up to date."]
 
 
@@ -144,7 +143,7 @@ def test_nothing_that_a_tracker_prints_and_no_secret_is_shown(folder, install, m
     lines: list[str] = []
     with Trackers(["wandb"], folder, CONFIG, lines.append) as tracked:
         tracked.open(0)
-        tracked.log(row(1))
+        tracked.step(row(1))
     (line,) = lines
     assert line.startswith("tracker wandb is off: ValueError: key *** for https://***@host/x refused. ")
     assert capfd.readouterr() == ("", "")
@@ -155,7 +154,7 @@ def test_a_question_of_a_tracker_gets_no_answer(folder, install):
     lines: list[str] = []
     with Trackers(["wandb"], folder, CONFIG, lines.append) as tracked:
         tracked.open(0)
-        tracked.log(row(1))
+        tracked.step(row(1))
     assert "EOFError" in lines[0]
 
 
@@ -178,7 +177,7 @@ def track(folder: Path, steps_done: int, steps: int) -> None:
     with Trackers(["wandb"], folder, CONFIG, print) as tracked:
         tracked.open(steps_done)
         for step in range(steps_done + 1, steps + 1):
-            tracked.log(append(folder / "metrics.jsonl", row(step)))
+            tracked.step(append(folder / "metrics.jsonl", row(step)))
         tracked.evaluation(append(folder / "evals.jsonl", evaluation(steps)))
         tracked.finish(summary(steps))
 
@@ -234,7 +233,7 @@ def test_a_row_costs_the_training_loop_microseconds(folder, monkeypatch):
     content = row(1, **{f"name/{i}": float(i) for i in range(60)})
     began = time.perf_counter()
     for _ in range(900):
-        tracked.log(content)
+        tracked.step(content)
     assert (time.perf_counter() - began) / 900 < 5e-3
 
 
@@ -242,7 +241,7 @@ def test_a_package_that_is_missing_is_told_before_anything_is_spent(tmp_path, mo
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "wandb" else real(name))
     with pytest.raises(ConfigError, match=r"run.trackers: \"wandb\" .* pip install 'topd\[wandb\]'"):
-        run(config_file.load(tiny_config(tmp_path / "run", run__trackers=["mlflow", "wandb"])))
+        train(tiny_config(tmp_path / "run", run__trackers=["mlflow", "wandb"]))
     assert not (tmp_path / "run").exists()
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from topd.run.trackers.values import Table
+from topd.trackers.values import Table
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,26 +14,23 @@ from typing import Any
 import pytest
 
 from tests.e2e.tiny import tiny_config
-from tests.run.tracking import CONFIG, make_folder, row
-from topd import config_file
-from topd.loop import run
-from topd.run import trackers
+from tests.trackers.tracking import CONFIG, make_folder, row
+from topd import trackers
+from topd.api import train
 from topd.run.catalogue import VOLATILE
 from topd.run.files import read_lines
 from topd.run.interrupt import Interrupted
 from topd.run.progress import Display
-from topd.run.trackers import PACKAGES, Trackers
+from topd.trackers import PACKAGES, Trackers
 
 NAMES = list(PACKAGES)
 USERS_OWN = ("WANDB_", "MLFLOW_", "TRACKIO_", "NETRC")
 
 
-class Stopping(Display):
+def stop(display: Display, row: Mapping[str, Any], *, steps: int) -> None:
     """A Ctrl-C when the second step is done and not yet sent."""
-
-    def step_line(self, row: Mapping[str, Any], *, steps: int) -> None:
-        if row["step"] == 2:
-            raise Interrupted
+    if row["step"] == 2:
+        raise Interrupted
 
 
 @pytest.fixture(scope="module")
@@ -47,13 +44,14 @@ def runs(tmp_path_factory):
         plain, tracked = (tmp_path_factory.mktemp(name) / "my-run" for name in ("plain", "tracked"))
         patch.setattr(trackers, "ANSWER_S", 300.0)
         patch.setattr(trackers, "FLUSH_S", 300.0)  # a busy machine may be slow; the bound is tested with fakes
-        run(config_file.load(tiny_config(plain, run__steps=3, eval__every_steps=2)))
+        train(tiny_config(plain, run__steps=3, eval__every_steps=2))
         changes = {"run__trackers": NAMES, "eval__every_steps": 2}
-        with pytest.raises(KeyboardInterrupt):
-            run(config_file.load(tiny_config(tracked, run__steps=4, **changes)), Stopping())
+        with pytest.raises(KeyboardInterrupt), pytest.MonkeyPatch.context() as stopping:
+            stopping.setattr(Display, "step_line", stop)
+            train(tiny_config(tracked, run__steps=4, **changes))
         with contextlib.closing(sqlite3.connect(tracked / "trackers" / "mlflow" / "mlflow.db")) as store:
             assert store.execute("select status from runs").fetchall() == [("KILLED",)]
-        run(config_file.load(tiny_config(tracked, run__steps=3, run__resume=True, **changes)))
+        train(tiny_config(tracked, run__steps=3, run__resume=True, **changes))
         assert list(home.rglob("*")) == []
     return plain, tracked
 
@@ -133,7 +131,7 @@ def test_tensorboard_shows_a_step_that_was_done_again_once_and_anew(tmp_path):
         with Trackers(["tensorboard"], folder, CONFIG, print) as tracked:
             tracked.open(steps_done)
             for step in range(steps_done + 1, steps + 1):
-                tracked.log({"step": step, "train/loss": loss})
+                tracked.step({"step": step, "train/loss": loss})
     found = EventAccumulator(str(folder / "trackers" / "tensorboard"))
     found.Reload()
     assert [(event.step, event.value) for event in found.Scalars("train/loss")] == [(1, 1), (2, 1), (3, 2), (4, 2)]
@@ -207,7 +205,7 @@ def test_trackio_keeps_runs_of_one_name_apart_in_a_store_they_share(tmp_path, mo
     for parent, step in (("a", 1), ("b", 10), ("a", 2)):
         with Trackers(["trackio"], tmp_path / parent / "my-run", CONFIG, print) as tracked:
             tracked.open(step - 1)
-            tracked.log(row(step))
+            tracked.step(row(step))
     with contextlib.closing(sqlite3.connect(tmp_path / "store" / "topd.db")) as store:
         found = store.execute(
             "select run_name, step from metrics where cast(metrics as text) like '%train/loss%' order by id"
@@ -281,7 +279,7 @@ def test_the_users_environment_decides_where(tmp_path, monkeypatch):
     lines: list[str] = []
     with Trackers(["mlflow", "wandb"], folder, CONFIG, lines.append) as tracked:
         tracked.open(0)
-        tracked.log(row(1))
+        tracked.step(row(1))
     off = [line for line in lines if "is off" in line]
     assert sorted(line.split()[1] for line in off) == ["mlflow", "wandb"]
     assert any("no answer from http://127.0.0.1:9." in line for line in off)

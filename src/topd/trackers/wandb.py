@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from topd.run.trackers.tracker import Start, Tracker
-from topd.run.trackers.values import Table
+from topd.trackers.tracker import Start, Tracker
+from topd.trackers.values import Table
 
 PROJECT = "topd"
 

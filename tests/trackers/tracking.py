@@ -6,7 +6,7 @@ from typing import Any
 
 FAKE = """
 import json, os, signal, sys, time
-from topd.run.trackers.tracker import Tracker
+from topd.trackers.tracker import Tracker
 
 class Run(Tracker):
     run_id = "run-1"

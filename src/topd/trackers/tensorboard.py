@@ -13,8 +13,8 @@ from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
 from tensorboard.plugins.text.plugin_data_pb2 import TextPluginData
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from topd.run.trackers.tracker import Start, Tracker
-from topd.run.trackers.values import Table, flat
+from topd.trackers.tracker import Start, Tracker
+from topd.trackers.values import Table, flat
 
 
 class Run(Tracker):

@@ -14,7 +14,8 @@ from typing import Any
 from topd.errors import ConfigError, RunStopped
 from topd.run.catalogue import renamed
 from topd.run.files import read_lines
-from topd.run.trackers.feeder import Feeder, Message
+from topd.run.observer import Observer
+from topd.trackers.feeder import Feeder, Message
 
 FLUSH_S = 30.0
 """Seconds that all trackers together have at the end to write what they were given."""
@@ -49,10 +50,11 @@ def check_installed(names: Sequence[str]) -> None:
                 )
 
 
-class Trackers:
-    """The trackers of one run. Begins nothing before `open`; as a context manager, ends them with the status of the block."""
+class Trackers(Observer):
+    """The trackers of one run. Raises ConfigError if a package is missing; starts nothing before `open`."""
 
     def __init__(self, names: Sequence[str], path: Path, config: Mapping[str, Any], say: Callable[[str], None]) -> None:
+        check_installed(names)
         self._names = names
         self._path = path
         self._config = config
@@ -60,9 +62,6 @@ class Trackers:
         self._feeders: list[Feeder] = []
         self._late: set[str] = set()
         self._summary: Mapping[str, Any] | None = None
-
-    def __enter__(self) -> "Trackers":
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         stopped = isinstance(error, KeyboardInterrupt | RunStopped)
@@ -81,16 +80,14 @@ class Trackers:
             self._feeders.append(feeder)
             feeder.start()
 
-    def log(self, row: Mapping[str, Any]) -> None:
-        """A row of metrics.jsonl."""
+    def step(self, row: Mapping[str, Any]) -> None:
         self._put({"row": row})
 
     def evaluation(self, row: Mapping[str, Any]) -> None:
-        """A row of evals.jsonl."""
         self._put({"evaluation": row})
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """What summary.json holds; goes out when the run has ended."""
+        """Kept until the run has ended."""
         self._summary = summary
 
     def _put(self, message: Message) -> None:

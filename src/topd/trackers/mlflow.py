@@ -9,8 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from topd.run.trackers.tracker import Start, Tracker
-from topd.run.trackers.values import Table, flat
+from topd.trackers.tracker import Start, Tracker
+from topd.trackers.values import Table, flat
 
 EXPERIMENT = "topd"
 BATCH = 100

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.run.test_trackers import installer
-from tests.run.tracking import CONFIG, FAKE, calls, fake, make_folder, row, summary
+from tests.trackers.test_trackers import installer
+from tests.trackers.tracking import CONFIG, FAKE, calls, fake, make_folder, row, summary
+from topd import trackers
 from topd.errors import RunStopped
-from topd.run import trackers
-from topd.run.trackers import Trackers, feeder
+from topd.trackers import Trackers, feeder
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_a_tracker_that_hangs_delays_nothing_but_the_bounded_end(method, folder,
         tracked.open(0)
         began = time.monotonic()
         for step in range(100):
-            tracked.log(row(step))
+            tracked.step(row(step))
         assert time.monotonic() - began < 5
         if method != "__init__":
             pid_of(folder)
@@ -85,7 +85,7 @@ def test_a_full_queue_switches_the_tracker_off(folder, install, monkeypatch):
         tracked.open(0)
         began = time.monotonic()
         for step in range(10):
-            tracked.log(row(step))
+            tracked.step(row(step))
         assert time.monotonic() - began < 5
         assert len(lines) == 1
         assert "3 messages behind" in lines[0]
@@ -95,7 +95,7 @@ def test_a_full_queue_switches_the_tracker_off(folder, install, monkeypatch):
 def put_until(lines: list[str], tracked: Trackers) -> None:
     deadline = time.monotonic() + 30
     while not lines:
-        tracked.log(row(1))
+        tracked.step(row(1))
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
@@ -108,7 +108,7 @@ def test_a_tracker_that_never_answers_is_told_of_during_the_run_and_given_up_ear
     with Trackers(["wandb"], folder, CONFIG, lines.append) as tracked:
         tracked.open(0)
         put_until(lines, tracked)
-        tracked.log(row(2))
+        tracked.step(row(2))
         assert lines == ["tracker wandb has not answered for 0 s; training goes on"]
         ended = time.monotonic()
     assert 0.5 <= time.monotonic() - ended < 20  # not FLUSH_S
@@ -137,7 +137,7 @@ def test_the_last_words_name_the_command_that_sends_what_was_kept(hangs, rest, f
     lines: list[str] = []
     with Trackers(["wandb"], folder, CONFIG, lines.append) as tracked:
         tracked.open(0)
-        tracked.log(row(1))
+        tracked.step(row(1))
         tracked.finish(summary(1))
         if hangs == "log":
             pid_of(folder)
@@ -160,7 +160,7 @@ def test_an_impatient_ctrl_c_ends_the_wait_and_the_process(folder, install, monk
     monkeypatch.setattr(feeder.Feeder, "join", lambda self, timeout: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt), Trackers(["wandb"], folder, CONFIG, print) as tracked:
         tracked.open(0)
-        tracked.log(row(1))
+        tracked.step(row(1))
         pid = pid_of(folder)
     monkeypatch.undo()
     tracked._feeders[0].join(10)
@@ -170,14 +170,14 @@ def test_an_impatient_ctrl_c_ends_the_wait_and_the_process(folder, install, monk
 SCRIPT = """
 import sys, time
 from pathlib import Path
-from tests.run.tracking import CONFIG, row
-from topd.run import trackers
-from topd.run.trackers import feeder, Trackers
+from tests.trackers.tracking import CONFIG, row
+from topd import trackers
+from topd.trackers import feeder, Trackers
 feeder.MODULES = "fake_trackers"
 trackers.FLUSH_S = trackers.SILENT_S = 0.5
 with Trackers(["wandb"], Path(sys.argv[1]), CONFIG, print) as tracked:
     tracked.open(0)
-    tracked.log(row(1))
+    tracked.step(row(1))
     {}
 """
 

@@ -1,6 +1,6 @@
 """The process of one tracker: messages on stdin -> calls of the tracker, an answer to each on stdout.
 
-python -m topd.run.trackers.child topd.run.trackers.wandb
+python -m topd.trackers.child topd.trackers.wandb
 
 The tracker has the process to itself: what it prints is dropped, what it warns of is not shown, and it may exit, hang or crash.
 topd.json in the tracker's folder says what it has got, so that a resumed run goes on in the same tracker run and repeats nothing.
@@ -22,8 +22,8 @@ from typing import Any
 
 from topd.errors import RunStopped, first_line
 from topd.run.files import write_json
-from topd.run.trackers.tracker import Start, Tracker
-from topd.run.trackers.values import evaluation_numbers, row_numbers, summary_numbers, summary_table
+from topd.trackers.tracker import Start, Tracker
+from topd.trackers.values import evaluation_numbers, row_numbers, summary_numbers, summary_table
 
 GRACE_S = 30.0
 """Seconds to finish in when the training process is gone without a word."""

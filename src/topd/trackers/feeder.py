@@ -23,7 +23,7 @@ QUEUE_SIZE = 1000
 LONGEST_REASON = 200
 """Characters of what a package says that are shown."""
 
-MODULES = "topd.run.trackers"
+MODULES = "topd.trackers"
 """Where the modules of the trackers are."""
 
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH", re.IGNORECASE)
@@ -82,7 +82,7 @@ class Feeder(threading.Thread):
         """The tracker's process: out of reach of a Ctrl-C at the keyboard, with the import path of this one."""
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "topd.run.trackers.child", f"{MODULES}.{self.tracker}"],
+            [sys.executable, "-P", "-m", "topd.trackers.child", f"{MODULES}.{self.tracker}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
