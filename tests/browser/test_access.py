@@ -151,7 +151,7 @@ def test_units_and_lists_are_those_of_the_run(tab, tmp_path: Path) -> None:
     groups = {"a": [{**completion, "advantage": [0.5, 0.7]}, {**completion, "advantage": [-0.5, -0.7]}]}
     folder = write_run(tmp_path / "run", groups, algorithm={"type": "grpo"}, words={9: b"two", 14: b"!"})
     opened(tab, write([folder]))
-    units = {stream.key: stream.unit for stream in streams_of(read_run(folder), has_teacher=False)}
+    units = {stream.key: stream.unit for stream in streams_of(read_run(folder))}
     assert units["token_reward"] == "grade"
     assert "The credit that every sampled token got." in tab.locator("#tokens p").first.inner_text()
     tab.locator(".lens-token[data-position='1']").first.hover()

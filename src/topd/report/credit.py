@@ -78,7 +78,7 @@ class Extreme:
 
 def differ_within(step: StoredStep, stream: str) -> bool:
     """True if some completion has tokens with different numbers: without one, no token stands out."""
-    parts = (rollout.streams.get(stream, np.zeros(0)) for group in step.groups for rollout in group.rollouts)
+    parts = (rollout.streams.get(stream, np.zeros(0)) for rollout in step.rollouts)
     return any(len(np.unique(part[~np.isnan(part)])) > 1 for part in parts)
 
 

@@ -151,7 +151,7 @@ def _lowest(values: Numbers | None, leading: str) -> float:
 
 
 def _has(step: StoredStep, stream: str) -> bool:
-    return any(stream in rollout.streams for group in step.groups for rollout in group.rollouts)
+    return any(stream in rollout.streams for rollout in step.rollouts)
 
 
 def _show_head(view: View, console: Console) -> None:

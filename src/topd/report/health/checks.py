@@ -137,29 +137,20 @@ def end_tokens(watched: Watched) -> Iterator[Verdict]:
     rejected, rejected_others = _mean((ends <= REJECTED).astype(np.float32)), _mean((others <= REJECTED).astype(np.float32))
     words = f"Of {stopped} the teacher gave {percent(rejected)} of the end tokens at most a tenth of the student's probability; "
     words += f"of the {len(others):,} other tokens {percent(rejected_others)}."
-    evidence = [
-        Evidence(label="median log-ratio of end tokens", value=figure(float(np.median(ends)))),
-        *(Evidence(label=f"mean log-ratio of {name} tokens", value=figure(_mean(x))) for name, x in _named(ends, others)),
-        *(
-            Evidence(label=f"mean advantage of {n} tokens", value=figure(_mean(x)))
-            for n, x in _named(*_split(watched, "advantage"))
-        ),
-    ]
+    middle = figure(float(np.median(ends)))
+    evidence = [Evidence(label="median log-ratio of end tokens", value=middle)]
+    for what, parts in (("log-ratio", (ends, others)), ("advantage", _split(watched, "advantage"))):
+        means = {name: _mean(part) for name, part in zip(("end", "other"), parts, strict=True) if len(part)}
+        evidence += [Evidence(label=f"mean {what} of {name} tokens", value=figure(mean)) for name, mean in means.items()]
     if rejected >= PUNISHED and rejected_others < rejected / 2:
         advice = of_case(HEALTHY["completion/mean_length"].advice, "Growing")
         yield judged("bad", "The teacher punishes the end token", words, evidence=evidence, advice=advice)
     elif np.median(ends) >= WELCOMED:
-        words = (
-            f"Over {stopped} the median log-ratio of the end token is {figure(float(np.median(ends)))} nats: the teacher would "
-        )
-        words += "have stopped there more often, so completions will get shorter."
+        words = f"Over {stopped} the median log-ratio of the end token is {middle} nats: the teacher would have stopped there "
+        words += "more often, so completions will get shorter."
         yield judged("note", "The teacher wants earlier ends", words, evidence=evidence)
     else:
         yield judged("good", "The teacher accepts the end token", words, evidence=evidence)
-
-
-def _named(ends: Numbers, others: Numbers) -> tuple[tuple[str, Numbers], ...]:
-    return tuple((name, part) for name, part in (("end", ends), ("other", others)) if len(part))
 
 
 def _mean(values: Numbers) -> float:
@@ -169,7 +160,7 @@ def _mean(values: Numbers) -> float:
 def _split(watched: Watched, stream: str) -> tuple[Numbers, Numbers]:
     """A stream of all stored rollouts: end tokens, other tokens. Not a number is left out, minus infinity kept."""
     ends, others = [np.zeros(0, np.float32)], [np.zeros(0, np.float32)]
-    for rollout in (r for step in watched.rollouts for group in step.groups for r in group.rollouts):
+    for rollout in (rollout for step in watched.rollouts for rollout in step.rollouts):
         values = rollout.streams.get(stream)
         if values is not None and len(values):
             cut = len(values) - (rollout.finish_reason == "stop")
@@ -181,11 +172,8 @@ def _split(watched: Watched, stream: str) -> tuple[Numbers, Numbers]:
 
 def _where(watched: Watched) -> str:
     numbers = [step.step for step in watched.rollouts]
-    return (
-        f"step {numbers[0]}"
-        if len(numbers) == 1
-        else "steps " + ", ".join(map(str, numbers[:8])) + (", ..." * (len(numbers) > 8))
-    )
+    listed = ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
+    return f"{'step' if len(numbers) == 1 else 'steps'} {listed}"
 
 
 def concentration(watched: Watched) -> Iterator[Verdict]:
@@ -200,14 +188,11 @@ def concentration(watched: Watched) -> Iterator[Verdict]:
     words = f"The {count:,} tokens ({percent(TOP_SHARE)} of {len(size):,} in {_where(watched)}) with the largest advantages hold "
     words += f"{percent(share)} of all credit."
     evidence = [Evidence(label="largest |advantage|", value=figure(float(size.max())))]
-    advice = "Read them in the token view. A reward with a floor or a larger "
-    advice += "rollout.group_size spreads credit."
-    if share > RULED:
-        yield judged("warning", "A few tokens rule the update", words, evidence=evidence, advice=advice)
-    elif share > CONCENTRATED:
-        yield judged("note", "Credit is concentrated", words, evidence=evidence, advice=advice)
-    else:
-        yield judged("good", "Credit is spread over the tokens", words, evidence=evidence)
+    advice = "Read them in the token view. A reward with a floor or a larger rollout.group_size spreads credit."
+    level, title = "good", "Credit is spread over the tokens"
+    if share > CONCENTRATED:
+        level, title = ("warning", "A few tokens rule the update") if share > RULED else ("note", "Credit is concentrated")
+    yield judged(level, title, words, evidence=evidence, advice=advice if level != "good" else "")
 
 
 def tail(watched: Watched) -> Iterator[Verdict]:
@@ -248,10 +233,8 @@ def movement(watched: Watched) -> Iterator[Verdict]:
     if not (updates is not None and updates > 1 and len(clip) and len(low) and len(high)):
         return
     names = ("ratio/clip_share", "ratio/p01", "ratio/p99")
-    words = (
-        f"In the median step of {span(clip.range)}, {percent(clip.median)} of the tokens are clipped, and 98 % of the importance "
-    )
-    words += f"ratios lie in {figure(low.median)} to {figure(high.median)} ({figure(updates)} updates a step)."
+    words = f"In the median step of {span(clip.range)}, {percent(clip.median)} of the tokens are clipped, and 98 % of the "
+    words += f"importance ratios lie in {figure(low.median)} to {figure(high.median)} ({figure(updates)} updates a step)."
     whole = [
         Evidence(label=f"median {name}", value=figure(x.median), steps=x.range)
         for name, x in zip(names, (clip, low, high), strict=True)

@@ -18,7 +18,7 @@ from topd.report.stored_step import StoredStep
 def check_stored(step: StoredStep, config: AlgorithmConfig, *, own: str) -> None:
     """Raises ConfigError if an algorithm needs what the rollouts do not hold. `own`: the algorithm of the run itself."""
     method = algorithms.bind(config)
-    rollouts = [rollout for group in step.groups for rollout in group.rollouts]
+    rollouts = step.rollouts
     missing = ""
     if method.asks_teacher and not all("teacher_logprob" in rollout.streams for rollout in rollouts):
         missing = "teacher log-probs"
@@ -43,7 +43,7 @@ def check_stored(step: StoredStep, config: AlgorithmConfig, *, own: str) -> None
 
 def evidence(step: StoredStep) -> Ragged:
     """A stored step as an algorithm's `credit` sees it."""
-    rollouts = [rollout for group in step.groups for rollout in group.rollouts]
+    rollouts = step.rollouts
 
     def flat(name: str) -> torch.Tensor | None:
         parts = [rollout.streams.get(name) for rollout in rollouts]

@@ -158,7 +158,7 @@ class _Comparison:
 
     def _check_own(self, step: StoredStep, own: Credited) -> None:
         """Raises ConfigError unless the run's own settings give the stored advantages back."""
-        parts = [rollout.streams.get("advantage") for group in step.groups for rollout in group.rollouts]
+        parts = [rollout.streams.get("advantage") for rollout in step.rollouts]
         there = [part for part in parts if part is not None]
         if len(there) < len(parts):
             return
@@ -189,7 +189,7 @@ class _Comparison:
 
     def _keep_top(self, step: StoredStep, old: Credited, new: Credited, both: Any) -> None:
         change = np.where(both, np.abs(np.where(both, new.advantage, 0) - np.where(both, old.advantage, 0)), -1.0)
-        ends = np.cumsum([len(rollout.token_ids) for group in step.groups for rollout in group.rollouts])
+        ends = np.cumsum([len(rollout.token_ids) for rollout in step.rollouts])
         owners = [(group, rollout) for group in step.groups for rollout in group.rollouts]
         for i in np.argsort(-change, kind="stable")[:NUM_CHANGED].tolist():
             if change[i] <= 0:
