@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from topd import config_file
-from topd.config_file import Setting
+from topd import config_keys
+from topd.config_keys import Setting
 from topd.run.catalogue import METRICS, NAMES
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -52,7 +52,7 @@ def healthy_table() -> list[str]:
 
 def marked(text: str) -> str:
     """Settings and metrics in a text of the catalogue, marked as code."""
-    sections = "|".join(sorted({key.split(".")[0] for key, _ in config_file.all_settings()}))
+    sections = "|".join(sorted({key.split(".")[0] for key, _ in config_keys.all_settings()}))
     names = "|".join(sorted((name for name in NAMES if "/" in name), key=len, reverse=True))
     return re.sub(rf"(?<![\w./])((?:{sections})\.[a-z_]+|{names})(?![\w/])", r"`\1`", text)
 
@@ -66,7 +66,7 @@ def configuration_page() -> str:
         "run would use. *Types* are those values of the section's `type` for which the key exists.",
     ]
     sections: dict[str, list[Setting]] = {}
-    for setting in config_file.listing():
+    for setting in config_keys.listing():
         if not setting.key.startswith("eval.benchmarks.task."):
             sections.setdefault(setting.key.split(".")[0], []).append(setting)
     sections["eval"].insert(1, Setting("eval.benchmarks.task", "required", "A task of its own, with the keys of `[task]`."))

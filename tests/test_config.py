@@ -8,9 +8,9 @@ import pytest
 from pydantic import Field
 
 from tests.e2e.tiny import tiny_config
-from topd import config_file, config_words
+from topd import config_file, config_keys, config_words
 from topd.algorithms import available, load
-from topd.config import AlgorithmConfig
+from topd.config import AlgorithmConfig, EndpointConfig
 from topd.errors import ConfigError
 
 
@@ -26,7 +26,7 @@ def error_of(tmp_path: Path, *words: str, **changes: object) -> str:
         ({"rollout__group_sise": 4}, ["unknown key 'rollout.group_sise'", "Did you mean 'rollout.group_size'?"]),
         ({"trainer__group_size": 4}, ["unknown key 'trainer.group_size'", "Did you mean 'rollout.group_size'?"]),
         ({"algorithm__alhpa": 0.1}, ["unknown key 'algorithm.alhpa'", "Did you mean 'algorithm.alpha'?"]),
-        ({"algorithm": {"type": "opd", "alpha": 0.1}}, ["unknown key 'algorithm.alpha'", "opd", "set algorithm.type to topd"]),
+        ({"algorithm": {"type": "opd", "alpha": 0.1}}, ["unknown key 'algorithm.alpha'", "only algorithm.type = topd has it"]),
         ({"trainer__alpha": 0.1}, ["unknown key 'trainer.alpha'", "Did you mean 'algorithm.alpha'?"]),
         ({"algorithm": {"type": "topd", "reward": "log_ratio", "alpha": 0.1}}, ["algorithm.alpha = 0.1 would be ignored"]),
         ({"trainer__betas": [1.5, 0.9]}, ["trainer.betas", "less than 1", "found 1.5"]),
@@ -121,20 +121,22 @@ def test_broken_toml_and_missing_files_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", available())
 def test_every_key_has_a_meaning(name: str) -> None:
-    for key, info in [*config_file.settings(), *config_file.settings(load(name).Config, "algorithm.")]:
+    for key, info in [*config_keys.settings(), *config_keys.settings(load(name).Config, "algorithm.")]:
         assert info.description or key.endswith((".type", "engine")), key
 
 
 def test_every_key_is_listed_once_with_its_types_and_a_default_as_toml_writes_it(tmp_path: Path) -> None:
-    listed = {setting.key: setting for setting in config_file.listing()}
-    assert len(listed) == len(config_file.listing())
-    assert list(listed) == [key for key, _ in config_file.all_settings()]
+    listed = {setting.key: setting for setting in config_keys.listing()}
+    assert len(listed) == len(config_keys.listing())
+    assert list(listed) == [key for key, _ in config_keys.all_settings()]
     assert listed["task.template"].types == listed["trainer.epochs"].types == ()
-    assert listed["task.grader"].types == listed["eval.benchmarks.task.grader"].types == ("jsonl", "hub")
+    assert listed["task.grader"].types == listed["eval.benchmarks.task.grader"].types == ("hub", "jsonl")
     assert listed["algorithm.std_floor"].types == ("grpo", "topd")
-    assert str(listed["algorithm.type"]) == "One of grpo, opd, sft, topd. Required."
+    assert str(listed["algorithm.type"]) == "One of grpo, opd, sft, topd, or an import path (docs/extending.md). Required."
     assert str(listed["task.params"]) == "For type reasoning_gym. Arguments of the generator. Default: {}."
-    assert (listed["teacher.base_url"].default, listed["eval.teacher"].default) == ("unset", "true")
+    assert (listed["teacher.type"].default, listed["eval.teacher"].default) == ("unset", "true")
+    assert (listed["teacher.base_url"].default, listed["teacher.base_url"].types) == ("required", ("served",))
+    assert (listed["rollout.vllm.model"].default, listed["rollout.vllm.base_url"].default) == ("unset", "required")
     written = [setting.default for setting in listed.values() if setting.default not in ("required", "unset")]
     assert len(tomllib.loads("".join(f"key{i} = {default}\n" for i, default in enumerate(written)))) == len(written)
     assert "Default: {}." in error_of(tmp_path, "--task.template_arguments", "3")
@@ -145,9 +147,9 @@ def test_a_key_with_another_default_in_another_type_is_listed_for_each(monkeypat
         type: Literal["tight"] = "tight"
         clip: float = Field(0.1, description="The importance ratio is clipped to 1 - clip, 1 + clip.")
 
-    models, plain = [load("grpo").Config, load("opd").Config, Tight], config_file._section_types
-    monkeypatch.setattr(config_file, "_section_types", lambda of: models if of is AlgorithmConfig else plain(of))
-    clips = [setting for setting in config_file.listing() if setting.key == "algorithm.clip"]
+    models, plain = [load("grpo").Config, load("opd").Config, Tight], config_keys._choices
+    monkeypatch.setattr(config_keys, "_choices", lambda of: models if of is AlgorithmConfig else plain(of))
+    clips = [setting for setting in config_keys.listing() if setting.key == "algorithm.clip"]
     assert [(clip.default, clip.types) for clip in clips] == [("0.2", ("grpo", "opd")), ("0.1", ("tight",))]
 
 
@@ -160,7 +162,7 @@ def test_a_key_with_another_default_in_another_type_is_listed_for_each(monkeypat
         ({"trainer__dtype": "bfloat16"}, 0.1),
         ({"teacher__dtype": "bfloat16", "algorithm__rounding": 0.02}, 0.02),
         ({"teacher__base_url": ["http://h/v1"], "teacher__dtype": "bfloat16"}, 0.1),
-        ({"rollout__engine": "vllm", "rollout__base_url": ["http://h:1/v1"], "student__dtype": "bfloat16"}, 0.1),
+        ({"rollout__engine": "vllm", "rollout__vllm__base_url": ["http://h:1/v1"], "student__dtype": "bfloat16"}, 0.1),
         ({"teacher": None, "teachers": {"a": {"name": "x"}, "b": {"name": "y", "dtype": "bfloat16"}}}, 0.1),
     ],
     ids=str,
@@ -205,7 +207,7 @@ def test_defaults_that_are_our_own(tmp_path: Path) -> None:
 # servers
 
 SERVED = {"teacher__base_url": ["http://127.0.0.1:8000/v1"]}
-SAMPLED = {"rollout__engine": "vllm", "rollout__base_url": ["http://127.0.0.1:8001/v1"]}
+SAMPLED = {"rollout__engine": "vllm", "rollout__vllm__base_url": ["http://127.0.0.1:8001/v1"]}
 TWO = {"math": {"name": "a"}, "code": {"name": "b"}}
 
 
@@ -222,15 +224,18 @@ TWO = {"math": {"name": "a"}, "code": {"name": "b"}}
         ({"teacher__base_url": "http://host/v1"}, ["teacher.base_url", "valid list", "found 'http://host/v1'"]),
         ({"teacher__base_url": ["http://a/v1", "http://a/v1"]}, ["base_url names a server twice"]),
         ({"teacher__base_url": ["http://a/v1", "http://a"]}, ["base_url names a server twice"]),
-        ({"teacher__timeout_s": 5.0}, ["teacher.timeout_s would be ignored", "base_url is unset"]),
-        ({"teacher__max_attempts": 2}, ["teacher.max_attempts would be ignored", "base_url is unset"]),
-        ({"teacher__api_key_env": "KEY"}, ["teacher.api_key_env would be ignored"]),
-        ({"teacher__tokenizer": "x"}, ["teacher.tokenizer would be ignored"]),
-        ({"teacher__max_dropped_share": 0.5}, ["teacher.max_dropped_share would be ignored", "base_url is unset"]),
+        ({"teacher__timeout_s": 5.0}, ["unknown key 'teacher.timeout_s'", "only teacher.type = served has it"]),
+        ({"teacher__max_attempts": 2}, ["unknown key 'teacher.max_attempts'", "only teacher.type = served has it"]),
+        ({"teacher__api_key_env": "KEY"}, ["unknown key 'teacher.api_key_env'", "only teacher.type = served"]),
+        ({"teacher__tokenizer": "x"}, ["unknown key 'teacher.tokenizer'", "only teacher.type = served"]),
+        ({"teacher__type": "served"}, ["teacher.base_url is required"]),
+        ({**SERVED, "teacher__type": "local"}, ["unknown key 'teacher.base_url'", "only teacher.type = served has it"]),
+        ({"teacher__type": "remote"}, ["teacher.type must be one of 'local', 'served'", "found 'remote'"]),
+        ({"teacher": None, "teachers": {"a": {"name": "x", "type": "remote"}}}, ["teachers.a.type must be one of 'local'"]),
         ({"algorithm": {"type": "grpo"}, "eval__teacher": False}, ["[teacher] would be ignored", "eval.teacher = false"]),
         (
             {**SAMPLED, "teacher__base_url": ["http://127.0.0.1:8001"]},
-            ["teacher.base_url and rollout.base_url share http://127.0.0.1:8001", "Use another server"],
+            ["teacher.base_url and rollout.vllm.base_url share http://127.0.0.1:8001", "Use another server"],
         ),
         ({"teacher": None, "teachers": {"math/algebra": {"name": "a"}}}, ["math/algebra"]),
         ({**SERVED, "teacher__timeout_s": 0.0}, ["teacher.timeout_s", "greater than 0"]),
@@ -238,15 +243,20 @@ TWO = {"math": {"name": "a"}, "code": {"name": "b"}}
         ({**SERVED, "teacher__max_dropped_share": 1.0}, ["teacher.max_dropped_share", "less than 1"]),
         ({"teacher__domains": ["math"]}, ["teacher.domains would be ignored", "[teachers.NAME]"]),
         ({"teachers": TWO}, ["[teacher] and [teachers] are both given"]),
-        ({"rollout__engine": "vllm"}, ["rollout.base_url is missing"]),
-        ({"rollout__base_url": ["http://h/v1"]}, ["rollout.base_url would be ignored", "embedded"]),
+        ({"rollout__engine": "vllm"}, ["rollout.vllm.base_url is required"]),
+        ({"rollout__engine": "vlm"}, ["rollout.engine must be one of 'embedded', 'vllm'", "Did you mean 'vllm'?"]),
+        ({"rollout__engine": "vllm", "rollout__options": {}}, ["[rollout.options] would be ignored", "reads [rollout.vllm]"]),
+        ({**SAMPLED, "rollout__vllm__modle": "x"}, ["unknown key 'rollout.vllm.modle'. Did you mean 'rollout.vllm.model'?"]),
+        ({"rollout__vllm__base_url": ["http://h/v1"]}, ["[rollout.vllm] would be ignored", "embedded"]),
+        ({"rollout__vllm__base_url": []}, ["[rollout.vllm] would be ignored"]),
+        ({"algorithm": {"type": "sft"}, "rollout__group_size": 1, **SAMPLED}, ['rollout.engine = "vllm" would be ignored']),
         ({"rollout__max_lag": 1}, ["rollout.max_lag would be ignored", "embedded"]),
         ({**SAMPLED, "rollout__max_lag": -1}, ["rollout.max_lag", "greater than or equal to 0"]),
-        ({**SAMPLED, "rollout__max_lag": 2, "rollout__weights": "nccl"}, ["rollout.max_lag must be 0 or 1", '"files"']),
+        ({**SAMPLED, "rollout__max_lag": 2, "rollout__vllm__weights": "nccl"}, ["rollout.max_lag must be 0 or 1", '"files"']),
         ({**SAMPLED, "rollout__max_lag": 1, "rollout__max_mismatch_kl": 1.0}, ["rollout.max_mismatch_kl would be ignored"]),
         (
-            {**SAMPLED, "rollout__weights": "nccl", "rollout__weights_directory": "x"},
-            ["rollout.weights_directory would be ignored"],
+            {**SAMPLED, "rollout__vllm__weights": "nccl", "rollout__vllm__weights_directory": "x"},
+            ["rollout.vllm.weights_directory would be ignored"],
         ),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else None,
@@ -258,13 +268,13 @@ def test_what_servers_cannot_be_asked_is_an_error(tmp_path: Path, changes: dict[
 
 def test_a_server_whose_weights_are_replaced_is_no_teacher(tmp_path: Path) -> None:
     message = error_of(tmp_path, **SAMPLED, teacher__base_url=["http://127.0.0.1:8001"])
-    assert "teacher.base_url and rollout.base_url share http://127.0.0.1:8001" in message
+    assert "teacher.base_url and rollout.vllm.base_url share http://127.0.0.1:8001" in message
 
 
 SECRET = "hunter2"
 
 
-@pytest.mark.parametrize("section", ["teacher", "rollout"])
+@pytest.mark.parametrize("section", ["teacher", "rollout.vllm"])
 @pytest.mark.parametrize(
     "url",
     [
@@ -280,10 +290,18 @@ SECRET = "hunter2"
 def test_secrets_in_urls_are_refused_and_never_shown(tmp_path: Path, section: str, url: str) -> None:
     """Neither by our own rule nor by another that fails on the same value: a string for a list, a port out of range."""
     for value in ([url], ["http://fine/v1", url], url):
-        message = error_of(tmp_path, **{f"{section}__base_url": value})
-        assert "must hold no user, password, query or fragment" in message
+        message = error_of(tmp_path, "--rollout.engine", "vllm", **{f"{section.replace('.', '__')}__base_url": value})
+        assert f"{section}.base_url must hold no user, password, query or fragment" in message
         assert SECRET not in message
     assert SECRET not in error_of(tmp_path, f"--{section}.base_url", f'["{url}"]')
+    assert SECRET not in error_of(tmp_path, "--rollout.base_url", f'["{url}"]')
+
+
+@pytest.mark.parametrize("key", [*EndpointConfig.model_fields, "weights", "weights_directory", "model"])
+def test_a_key_that_has_moved_into_the_engines_section_is_named_with_its_place(tmp_path: Path, key: str) -> None:
+    expected = f"unknown key 'rollout.{key}'. Did you mean 'rollout.vllm.{key}'?"
+    assert expected in error_of(tmp_path, f"--rollout.{key}", "1")
+    assert expected in error_of(tmp_path, **SAMPLED, **{f"rollout__{key}": 1})
 
 
 @pytest.mark.parametrize("value", ["sk-hunter2", "hunter2", "MY KEY hunter2", "", ["hunter2"], 2])
@@ -308,7 +326,7 @@ def test_several_teachers_are_read_written_and_named_in_errors(tmp_path: Path) -
     assert config.teachers["code"].map_eos
     (tmp_path / "resolved.toml").write_text(config_file.dump(config))
     assert config_file.load(tmp_path / "resolved.toml") == config
-    with pytest.raises(ConfigError, match=r"teachers\.code\.timeout_s would be ignored: base_url is unset"):
+    with pytest.raises(ConfigError, match=r"unknown key 'teachers\.code\.timeout_s': only teachers\.code\.type = served"):
         config_file.load(tree, ["--teachers.code.timeout_s", "3"])
 
 
@@ -355,7 +373,7 @@ def test_unknown_sections_are_named_with_the_right_one(tmp_path: Path) -> None:
 
 
 def test_every_word_of_other_trainers_leads_to_a_key() -> None:
-    keys = {key for key, _ in config_file.all_settings()}
+    keys = {key for key, _ in config_keys.all_settings()}
     assert set(config_words.ALSO_CALLED) <= keys
     assert set(config_words.SECTIONS) == {key.partition(".")[0] for key in keys} - {"teachers"}
 

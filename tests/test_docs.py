@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.serve.serving import serving
-from topd import __version__, config_file
+from topd import __version__, config_keys
 from topd.cli import main
 from topd.report.watch import make_server
 from topd.run.catalogue import NAMES
@@ -82,7 +82,7 @@ def _run_commands(servers: contextlib.ExitStack) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_paths_settings_and_metrics_that_are_mentioned_exist(page: Path) -> None:
-    settings = {key for key, _ in config_file.all_settings()}
+    settings = {key for key, _ in config_keys.all_settings()}
     sections = {key.split(".")[0] for key in settings}
     for word in re.findall(r"`([^`\s]+)`", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)):
         if re.fullmatch(r"(src|tests|docs|configs|runs)/[\w/.-]+", word):

@@ -9,7 +9,7 @@ import tomli_w
 from benchmarks.chaos.cases import Journal, Outcome, fresh, run
 from tests.e2e.tiny import tiny_config
 
-from topd import config_file
+from topd import config_keys
 
 LONGEST = 2500
 """Characters of a paragraph."""
@@ -194,7 +194,7 @@ WORDS = (
 
 def setting(folder: Path, source: random.Random) -> list[str]:
     """One key with a value that is not meant for it; what is allowed is not necessarily wise, so it is only resolved."""
-    key = source.choice([key for key, _ in config_file.all_settings()])
+    key = source.choice([key for key, _ in config_keys.all_settings()])
     tree = tiny_config(folder / "run")
     *parents, last = key.split(".")
     table = tree

@@ -1,7 +1,6 @@
 """`Config` -> the parts of a run, proven to fit: models, engine, teacher, task, trainer."""
 
 import dataclasses
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -20,22 +19,18 @@ from topd.eval.benchmark import Benchmark, load_benchmarks
 from topd.models.device import pick_device, set_threads
 from topd.models.language_model import LanguageModel
 from topd.models.load import load, with_adapters
-from topd.models.policy import Policy, frozen_copy
-from topd.rollout.embedded import EmbeddedEngine
-from topd.rollout.engine import Engine, SamplingParams
-from topd.rollout.handover import FilesTransport, Transport
-from topd.rollout.vllm import VllmEngine
+from topd.models.policy import Policy
+from topd.plugins import ENGINE, TEACHER
+from topd.rollout.engine import Engine, Resources, SamplingParams
 from topd.tasks.grading import Grader, make_grader
-from topd.tasks.load import load_task
 from topd.tasks.prompts import PromptStream, RenderedPrompts, make_prompts
-from topd.tasks.task import without_leaks
-from topd.teacher.endpoint import EndpointTeacher
-from topd.teacher.fit import end_token_map
+from topd.tasks.task import make_task, without_leaks
 from topd.teacher.local import LocalTeacher
 from topd.teacher.probe import check_run
 from topd.teacher.probe_grades import check_gold, check_grades
 from topd.teacher.routed import RoutedTeacher, routes
-from topd.teacher.teacher import Check
+from topd.teacher.served import EndpointTeacher
+from topd.teacher.teacher import Check, OneTeacher
 from topd.trainer.step import Trainer
 from topd.types import Prompt
 
@@ -50,8 +45,8 @@ class Parts:
     grader: Grader
     method: Method
     policy: Policy
-    engine: EmbeddedEngine | VllmEngine
-    teacher: LocalTeacher | EndpointTeacher | RoutedTeacher | None
+    engine: Engine
+    teacher: OneTeacher | RoutedTeacher | None
     """It may be there to be evaluated only."""
     benchmarks: Sequence[Benchmark]
     notices: Sequence[str]
@@ -99,20 +94,20 @@ def _assemble(config: Config, cache_path: Path | None, opened: ExitStack) -> Par
     device = pick_device(config.run.device)
     set_threads(config.run.threads)
     method = algorithms.bind(config.algorithm)
-    task = load_task(config.task, seed=config.run.seed)
+    task = make_task(config.task, seed=config.run.seed)
     policy = load_policy(config, device)
     benchmarks = load_benchmarks(config, task, policy.model)
     train = without_leaks(task.train, [problem for benchmark in benchmarks for problem in benchmark.held_out])
     rendered = make_prompts(train, policy.model, config.task, name="train", room=config.rollout.max_completion_tokens)
     prompts = rendered.prompts
     check_prompts(prompts, method)
-    transport = make_transport(config, opened) if config.rollout.engine == "vllm" else None
-    has_served = any(teacher.base_url for teacher in config.teachers_by_name().values())
-    cache = opened.enter_context(closing(ScoreCache(cache_path))) if cache_path and has_served else None
+    cache = opened.enter_context(closing(ScoreCache(cache_path))) if cache_path and config.served_teachers() else None
     grader = opened.enter_context(closing(make_grader(task, config.task.answer_pattern)))
     for benchmark in benchmarks:
         opened.callback(benchmark.grader.close)
+    closed_last = opened.enter_context(ExitStack())
     background = opened.enter_context(closing(Background()))  # last, so that it ends before what it uses
+    resources = Resources(background=background, opened=closed_last, cache=cache)
     return Parts(
         config=config,
         device=device,
@@ -120,8 +115,8 @@ def _assemble(config: Config, cache_path: Path | None, opened: ExitStack) -> Par
         grader=grader,
         method=method,
         policy=policy,
-        engine=VllmEngine(config, policy, background, transport=transport) if transport else make_engine(config, policy),
-        teacher=make_teacher(config, policy.model, prompts, benchmarks if config.eval.teacher else [], background, cache),
+        engine=ENGINE.load(config.rollout.engine).make(config.rollout.options, config=config, policy=policy, resources=resources),
+        teacher=make_teacher(config, policy.model, prompts, benchmarks if config.eval.teacher else [], resources),
         benchmarks=benchmarks,
         notices=_notices(task.num_leaks + len(task.train) - len(train), rendered, benchmarks),
         cache=cache,
@@ -159,72 +154,25 @@ def load_policy(config: Config, device: torch.device) -> Policy:
     return Policy(student, config.trainer)
 
 
-def make_engine(config: Config, policy: Policy) -> EmbeddedEngine:
-    """Sampling from the policy itself, or from a copy where the precisions differ."""
-    rows = config.rollout.max_concurrent_rollouts
-    if config.student.dtype == "float32":
-        sampler = dataclasses.replace(policy.model, autocast_dtype=None)
-    else:
-        sampler = frozen_copy(policy.model, getattr(torch, config.student.dtype))
-    return EmbeddedEngine(sampler, max_concurrent_rollouts=rows, policy=policy)
-
-
-def make_transport(config: Config, opened: ExitStack) -> Transport:
-    """Transport of `rollout.weights` to servers. Raises ConfigError if a package it needs is not installed."""
-    if config.rollout.weights == "nccl":
-        from topd.rollout.nccl import NcclTransport
-
-        return opened.enter_context(closing(NcclTransport()))
-    run = Path(config.run.directory).expanduser()
-    shared = config.rollout.weights_directory
-    own = f"topd-{hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:12]}"  # runs may share that folder
-    folder = Path(shared).expanduser() / own if shared else run / "handover"
-    return opened.enter_context(closing(FilesTransport(folder)))
-
-
 def make_teacher(
     config: Config,
     student: LanguageModel,
     prompts: Sequence[Prompt],
     benchmarks: Sequence[Benchmark],
-    background: Background,
-    cache: ScoreCache | None,
-) -> LocalTeacher | EndpointTeacher | RoutedTeacher | None:
+    resources: Resources,
+) -> OneTeacher | RoutedTeacher | None:
     """The teacher of `[teacher]`, those of `[teachers]` by the domains of prompts, or None."""
     sections = config.teachers_by_name()
-    if not sections:
-        return None
-    if config.teacher is not None:
-        return make_one_teacher(config, "teacher", config.teacher, student, background, cache)
+
+    def make(role: str, section: TeacherConfig) -> OneTeacher:
+        teacher: OneTeacher = TEACHER.make(section, role=role, config=config, student=student, resources=resources)
+        return teacher
+
+    if config.teacher is not None or not sections:
+        return make("teacher", config.teacher) if config.teacher is not None else None
     asked = [*prompts, *(prompt for benchmark in benchmarks for prompt in benchmark.prompts)]
     by_domain = routes({name: section.domains for name, section in sections.items()}, asked)
-    made = {
-        name: make_one_teacher(config, f"teachers.{name}", section, student, background, cache)
-        for name, section in sections.items()
-    }
-    return RoutedTeacher(made, by_domain)
-
-
-def make_one_teacher(
-    config: Config,
-    role: str,
-    section: TeacherConfig,
-    student: LanguageModel,
-    background: Background,
-    cache: ScoreCache | None,
-) -> LocalTeacher | EndpointTeacher:
-    """`role` is the name of its section, for messages."""
-    at = config.rollout.temperature
-    if section.base_url is not None:
-        return EndpointTeacher(section, background, role=role, student=student, temperature=at, cache=cache)
-    model = load(section.name, dtype=section.dtype, device=student.device, role=role)
-    return LocalTeacher(
-        model,
-        temperature=at,
-        max_tokens=config.trainer.max_tokens_per_microbatch,
-        max_concurrent_rollouts=max(config.rollout.max_concurrent_rollouts, config.eval.samples_per_problem),
-        map_eos=end_token_map(student.eos_token_ids, model.eos_token_ids) if section.map_eos else None,
-    )
+    return RoutedTeacher({name: make(f"teachers.{name}", section) for name, section in sections.items()}, by_domain)
 
 
 def recognise(parts: Parts, met: Mapping[str, Meeting]) -> dict[str, Meeting]:

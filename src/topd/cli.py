@@ -297,12 +297,12 @@ def _rescore(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
 
 
 def _config(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
-    from topd import config_file
+    from topd import config_file, config_keys
     from topd.errors import ConfigError
 
     if arguments.keys:
         section = arguments.config or ""
-        settings = [setting for setting in config_file.listing() if f"{setting.key}.".startswith(section and f"{section}.")]
+        settings = [setting for setting in config_keys.listing() if f"{setting.key}.".startswith(section and f"{section}.")]
         if not settings:
             raise ConfigError(f"there is no section or key '{section}'. `topd config --keys` lists all.")
         width = max(len(setting.key) for setting in settings)

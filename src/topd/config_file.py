@@ -5,21 +5,21 @@ load("quickstart", ["--algorithm.alpha", "0.1"]) -> Config
 
 import contextlib
 import difflib
-import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, get_args, get_origin
+from typing import Any
 
 import tomli_w
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-from topd import algorithms
-from topd.config import AlgorithmConfig, Config
+from topd import algorithms, config_keys
+from topd.config import AlgorithmConfig, Config, EndpointConfig
 from topd.config_rules import broken_rules
 from topd.config_words import hint
 from topd.errors import ConfigError
+from topd.plugins import KINDS
 
 SHIPPED = Path(__file__).parent / "configs"
 
@@ -41,6 +41,24 @@ def load(source: Config | str | Path | Mapping[str, Any], overrides: Sequence[st
     return validate(tree)
 
 
+def renewed(tree: dict[str, Any]) -> dict[str, Any]:
+    """The resolved configuration of an older run in the present form, in which servers' keys are in the part that asks them."""
+    moved = {*EndpointConfig.model_fields, "weights", "weights_directory", "model"}
+    rollout, teachers = dict(tree.get("rollout", {})), dict(tree.get("teachers", {}))
+    servers = {key: rollout.pop(key) for key in moved & rollout.keys()}
+    if rollout.get("engine") == "vllm" and servers:
+        rollout["vllm"] = servers
+    tree = {**tree, "rollout": rollout, "teachers": {name: _renewed_teacher(table) for name, table in teachers.items()}}
+    return tree | ({"teacher": _renewed_teacher(tree["teacher"])} if "teacher" in tree else {})
+
+
+def _renewed_teacher(table: dict[str, Any]) -> dict[str, Any]:
+    if "type" in table or "base_url" in table:
+        return {"type": "served", **table}
+    served_only = {*EndpointConfig.model_fields, "tokenizer"}
+    return {"type": "local", **{key: value for key, value in table.items() if key not in served_only}}
+
+
 def find(source: str | Path) -> Path:
     """Path of a configuration: a file, or the name of one that ships with the package."""
     path = Path(source)
@@ -59,58 +77,26 @@ def find(source: str | Path) -> Path:
 
 def validate(tree: Mapping[str, Any]) -> Config:
     """A `Config` from nested mappings, settings that depend on others resolved; all problems found are reported together."""
-    problems: list[str] = []
-    algorithm = algorithm_section(tree.get("algorithm"), problems)
     try:
-        config = Config.model_validate({**tree, "algorithm": algorithm or AlgorithmConfig(type="unknown")})
+        config = Config.model_validate(dict(tree))
     except ValidationError as error:
-        problems += _explain(error, tree)
-    if not problems:
-        problems += broken_rules(config, algorithms.bind(config.algorithm))
-    if problems:
+        raise ConfigError("\n".join(_explain(error, tree))) from None
+    if problems := broken_rules(config, algorithms.bind(config.algorithm)):
         raise ConfigError("\n".join(problems))
     return config.model_copy(update={"algorithm": config.algorithm.in_precision(config.reward_dtype)})
 
 
-def algorithm_section(table: Any, problems: list[str]) -> AlgorithmConfig | None:
-    """The `[algorithm]` table as the `Config` of the module that it names; None, with the problems added, if it is not valid."""
-    if not isinstance(table, Mapping) or not isinstance(table.get("type"), str):
-        problems.append(f"algorithm.type is required: one of {', '.join(algorithms.available())}.")
-        return None
+def algorithm_section(table: Mapping[str, Any]) -> AlgorithmConfig:
+    """The `[algorithm]` table as the `Config` of the module that it names. Raises ConfigError, as `load` does."""
     try:
-        return algorithms.load(table["type"]).Config.model_validate(table)
-    except ConfigError as error:
-        problems.append(str(error))
+        return AlgorithmConfig.model_validate(table)
     except ValidationError as error:
-        problems += _explain(error, {"algorithm": table}, ("algorithm",))
-    return None
+        raise ConfigError("\n".join(_explain(error, {"algorithm": table}, ("algorithm",)))) from None
 
 
 def dump(config: Config) -> str:
     """The resolved configuration as TOML. Unset keys (None) are left out, as TOML has no null."""
     return tomli_w.dumps(config.model_dump(exclude_none=True))
-
-
-def settings(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every (dotted key, pydantic FieldInfo) of a section class, nested sections opened; a key comes once per `type`."""
-    for name, info in model.model_fields.items():
-        sections = list(_section_types(info.annotation))
-        if not sections:
-            yield prefix + name, info
-        for section in sections:
-            yield from settings(section, f"{prefix}{name}.")
-
-
-def _section_types(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The classes that a section may be of: one, or one for each `type`."""
-    if annotation is AlgorithmConfig:
-        yield from (algorithms.load(name).Config for name in algorithms.available())
-    elif isinstance(annotation, type):
-        if issubclass(annotation, BaseModel):
-            yield annotation
-        return
-    for argument in () if get_origin(annotation) is dict else getattr(annotation, "__args__", ()):
-        yield from _section_types(argument)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -179,105 +165,37 @@ def _explain(error: ValidationError, tree: Mapping[str, Any], prefix: tuple[Any,
 
 
 def _with_section(message: str, dotted: str) -> str:
-    """A message that begins with the bare name of a key, which several sections have, with the whole key."""
-    name = dotted.rpartition(".")[2]
-    return dotted + message.removeprefix(name) if message.startswith(f"{name} ") else message
+    """A message that begins with a key that several sections have, with the whole key."""
+    first, _, rest = message.partition(" ")
+    name = first.rpartition(".")[2]
+    if dotted.rpartition(".")[2] == name:
+        return f"{dotted} {rest}"
+    return f"{dotted}.{name} {rest}" if first in {kind.key for kind in KINDS} else message
 
 
 def _explain_unknown(location: tuple[Any, ...], tree: Mapping[str, Any]) -> str:
     dotted = _dotted(location)
-    owners = [name for name in algorithms.available() if dotted in dict(settings(algorithms.load(name).Config, "algorithm."))]
+    section = dotted.rpartition(".")[0]
+    owners = config_keys.owners(location)
     if owners:
-        remedy = f"Remove it, or set algorithm.type to {' or '.join(owners)}."
-        return f"unknown key '{dotted}': algorithm.type = \"{tree['algorithm']['type']}\" has no such setting. {remedy}"
-    keys = [key for key, _ in all_settings() if key != dotted]
+        return f"unknown key '{dotted}': only {section}.type = {' or '.join(owners)} has it. Remove it, or set {section}.type."
+    keys = [key for key, _ in config_keys.all_settings() if key != dotted]
     is_section = isinstance(tree.get(str(location[0])), Mapping)
     return f"unknown key '{dotted}'.{hint(dotted, keys, is_section=is_section)} `topd config --keys` lists every key."
 
 
 def _explain_value(location: tuple[Any, ...], problem: Any) -> str:
     dotted = _dotted(location)
-    info = dict(all_settings()).get(dotted)
-    rule = problem["msg"].replace("Input should be", "must be").replace("Field required", "is required")
-    if problem["type"] in ("union_tag_invalid", "union_tag_not_found"):
-        tag, known = problem["ctx"].get("tag"), problem["ctx"].get("expected_tags", "'reasoning_gym', 'jsonl', 'hub'")
-        return f"{dotted}.type must be one of {known}; found {tag!r:.200}."
+    settings = dict(config_keys.all_settings())
     if problem["type"] == "missing":
-        return f"{dotted} is required and has no default. {describe(info)}".rstrip()
-    return f"{dotted} {rule}; found {problem['input']!r:.200}. {describe(info)}".rstrip()
-
-
-def all_settings() -> list[tuple[str, Any]]:
-    """Every (dotted key, FieldInfo), each key once, with the FieldInfo of the last `type` that has it."""
-    return list(dict(settings()).items())
-
-
-class Setting(NamedTuple):
-    """A key as readers see it. `default`: TOML, "unset" or "required". `types`: those of its section that have it; empty: all."""
-
-    key: str
-    default: str
-    meaning: str
-    types: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        only = f"For type {', '.join(self.types)}. " if self.types else ""
-        return f"{only}{self.meaning} {'Required' if self.default == 'required' else f'Default: {self.default}'}."
-
-
-def listing() -> list[Setting]:
-    """Every key, in the order of `Config`: once, or once for each of its defaults and meanings where types differ in them."""
-    return [setting for key in dict(settings()) for setting in _listed(key)]
-
-
-def _listed(key: str) -> Iterator[Setting]:
-    section, _, name = key.rpartition(".")
-    models = _models(section)
-    if name == "type":
-        yield Setting(key, "required", f"One of {', '.join(map(_type_of, models))}.")
-        return
-    with_key = [model for model in models if name in model.model_fields]
-    same: dict[tuple[str, str], list[type[BaseModel]]] = {}
-    for model in with_key:
-        info = model.model_fields[name]
-        same.setdefault((_default(info), info.description or ""), []).append(model)
-    for (default, meaning), owners in same.items():
-        yield Setting(key, default, meaning, () if owners == models else tuple(map(_type_of, owners)))
-
-
-def _models(section: str) -> list[type[BaseModel]]:
-    """The classes that a section, by its dotted name, may be of."""
-    models: list[type[BaseModel]] = [Config]
-    for part in section.split(".") if section else ():
-        annotations = [model.model_fields[part].annotation for model in models if part in model.model_fields]
-        models = [model for annotation in annotations for model in _section_types(annotation)]
-    return models
-
-
-def _type_of(model: type[BaseModel]) -> str:
-    return str(get_args(model.model_fields["type"].annotation)[0])
-
-
-def _default(info: Any) -> str:
-    if info.is_required():
-        return "required"
-    default = info.get_default(call_default_factory=True)
-    return "unset" if default is None else json.dumps(default)
-
-
-def describe(info: Any) -> str:
-    """Meaning and default of a setting, as an error ends; "" for None."""
-    if info is None:
-        return ""
-    default = "" if info.is_required() else f" Default: {_default(info)}."
-    return f"{info.description or ''}{default}"
+        dotted += ".type" if f"{dotted}.type" in settings else ""
+        return f"{dotted} is required and has no default. {config_keys.describe(settings.get(dotted))}".rstrip()
+    rule = problem["msg"].replace("Input should be", "must be")
+    return f"{dotted} {rule}; found {problem['input']!r:.200}. {config_keys.describe(settings.get(dotted))}".rstrip()
 
 
 def _dotted(location: tuple[Any, ...]) -> str:
-    """Path as written in TOML: pydantic adds the tag of a union member (task.jsonl.path), which a user never wrote."""
-    tags = {"jsonl", "reasoning_gym", "hub"}
-    parts = [str(part) for i, part in enumerate(location) if not (i and location[i - 1] == "task" and part in tags)]
-    return ".".join(parts)
+    return ".".join(map(str, location))
 
 
 def _did_you_mean(word: str, known: Sequence[str]) -> str:

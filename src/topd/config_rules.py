@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Iterator
 
 from topd.algorithms.base import Method
-from topd.config import Config, EndpointConfig, Section, server_root
+from topd.config import Config, RolloutConfig
 
 Rule = Callable[[Config, Method], Iterator[str]]
 
@@ -25,7 +25,7 @@ def _teacher(config: Config, method: Method) -> Iterator[str]:
         )
     for name, teacher in teachers.items():
         key = name if config.teacher else f"teachers.{name}"
-        if not method.asks_teacher and teacher.map_eos:
+        if not method.asks_teacher and getattr(teacher, "map_eos", False):
             yield (f'{key}.map_eos would be ignored: algorithm.type = "{config.algorithm.type}" asks no teacher. Remove it.')
         if config.teacher is not None and teacher.domains is not None:
             yield f"{key}.domains would be ignored: one [teacher] answers for all prompts. Remove it, or use [teachers.NAME]."
@@ -34,48 +34,18 @@ def _teacher(config: Config, method: Method) -> Iterator[str]:
                 f'[{key}] would be ignored: algorithm.type = "{config.algorithm.type}" asks no teacher, and eval.teacher = false '
                 "evaluates none. Remove the section."
             )
-        if shared := _roots(teacher) & _roots(config.rollout):
-            yield (
-                f"{key}.base_url and rollout.base_url share {', '.join(sorted(shared))}, whose weights are replaced by the "
-                "student's after every step. Use another server."
-            )
-        served_only = (*_ENDPOINT, "tokenizer", "api_key_env", "max_dropped_share")
-        yield from _only_with(key, teacher, teacher.base_url is None, "base_url is unset", served_only)
-
-
-def _roots(section: EndpointConfig) -> set[str]:
-    return {server_root(url) for url in section.base_url or ()}
-
-
-_ENDPOINT = ("max_concurrent_requests", "wait_s", "timeout_s", "patience_s", "max_attempts")
-
-
-def _only_with(key: str, section: Section, ignored: bool, why: str, names: tuple[str, ...]) -> Iterator[str]:
-    """Settings that differ from their default although they would be ignored."""
-    for name in names if ignored else ():
-        if getattr(section, name) != type(section).model_fields[name].default:
-            yield f"{key}.{name} would be ignored: {why}. Remove it."
 
 
 def _engine(config: Config, method: Method) -> Iterator[str]:
     rollout = config.rollout
-    if rollout.engine == "embedded":
-        names = (*_ENDPOINT, "base_url", "max_lag", "weights", "weights_directory", "model", "api_key_env")
-        yield from _only_with("rollout", rollout, True, 'rollout.engine = "embedded" samples in this process', names)
-    elif rollout.base_url is None:
-        yield 'rollout.base_url is missing: rollout.engine = "vllm" samples through servers. Give their URLs.'
-    elif not method.samples:
-        yield f'rollout.engine = "vllm" would be ignored: algorithm.type = "{config.algorithm.type}" samples nothing. Remove it.'
-    if rollout.max_lag > 1 and rollout.weights == "nccl":
+    if not method.samples and rollout.engine != "embedded":
         yield (
-            'rollout.max_lag must be 0 or 1 with rollout.weights = "nccl", which keeps no copy of weights that are not yet '
-            f'served; found {rollout.max_lag}. Lower it, or set rollout.weights = "files".'
+            f'rollout.engine = "{rollout.engine}" would be ignored: algorithm.type = "{config.algorithm.type}" samples nothing. '
+            "Remove it."
         )
-    only = ("max_mismatch_kl",)
-    yield from _only_with("rollout", rollout, rollout.max_lag < 2, "rollout.max_lag is below 2", only)
-    yield from _only_with(
-        "rollout", rollout, rollout.weights == "nccl", 'rollout.weights = "nccl" writes no files', ("weights_directory",)
-    )
+    yield from rollout.options.rules(config)
+    if rollout.max_lag < 2 and rollout.max_mismatch_kl != RolloutConfig.model_fields["max_mismatch_kl"].default:
+        yield "rollout.max_mismatch_kl would be ignored: rollout.max_lag is below 2. Remove it."
 
 
 def _minibatches(config: Config, method: Method) -> Iterator[str]:
@@ -117,21 +87,6 @@ def _sampling(config: Config, method: Method) -> Iterator[str]:
         )
 
 
-def _concurrency(config: Config, method: Method) -> Iterator[str]:
-    rows = config.rollout.max_concurrent_rollouts
-    if config.rollout.engine != "embedded":
-        return
-    for key, size in (
-        ("rollout.group_size", config.rollout.group_size),
-        ("eval.samples_per_problem", config.eval.samples_per_problem),
-    ):
-        if rows < size:
-            yield (
-                f"rollout.max_concurrent_rollouts must be >= {key}, as the completions of a prompt are decoded together; found "
-                f"{rows} and {size}. Raise the first or lower the second."
-            )
-
-
 def _benchmarks(config: Config, method: Method) -> Iterator[str]:
     names = [item.name for item in config.eval.benchmarks]
     for name in sorted({name for name in names if names.count(name) > 1}):
@@ -146,4 +101,4 @@ def _prompts(config: Config, method: Method) -> Iterator[str]:
                 yield f'{where}.{key} would be ignored with {where}.template = "plain". Remove it, or choose "chat".'
 
 
-RULES: tuple[Rule, ...] = (_teacher, _engine, _minibatches, _group_size, _sampling, _concurrency, _benchmarks, _prompts)
+RULES: tuple[Rule, ...] = (_teacher, _engine, _minibatches, _group_size, _sampling, _benchmarks, _prompts)

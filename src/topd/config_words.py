@@ -68,8 +68,9 @@ def hint(dotted: str, keys: Sequence[str], *, is_section: bool) -> str:
     meant = [key for key, words in ALSO_CALLED.items() if name in words.split()]
     here = [f"{section}.{key.rpartition('.')[2]}" for key in meant]
     same = sorted((key for key in keys if key.rpartition(".")[2] == name), key=lambda key: key.count("."))
+    inside = [key for key in same if section and key.startswith(f"{section}.")]
     beside = {key.rpartition(".")[2]: key for key in keys if key.rpartition(".")[0] == section}
     close = [beside[word] for word in difflib.get_close_matches(name, beside, n=1, cutoff=0.6)]
     far = difflib.get_close_matches(dotted, keys, n=1, cutoff=0.8)
-    best = [key for key in (*here, *meant, *same, *close, *far) if key in keys]
+    best = [key for key in (*inside, *here, *meant, *same, *close, *far) if key in keys]
     return f" Did you mean '{best[0]}'?" if best else ""

@@ -8,8 +8,6 @@ import difflib
 import functools
 import hashlib
 import importlib
-import importlib.metadata
-import importlib.util
 import pkgutil
 import re
 from collections.abc import Iterable
@@ -37,12 +35,12 @@ class Kind:
         """Names of topd's own modules of this kind. Nothing is imported but the package itself."""
         return _available(self.package, self.parts)
 
-    def load(self, name: str) -> Any:
+    def load(self, name: Any) -> Any:
         """The module of that name or import path. Raises ConfigError if there is none, or it lacks a part."""
         if name in self.available:
             return importlib.import_module(f"{self.package}.{name}")
-        if not is_path(name):
-            close = difflib.get_close_matches(name, self.available, n=1)
+        if not (isinstance(name, str) and is_path(name)):
+            close = difflib.get_close_matches(str(name), self.available, n=1)
             hint = f" Did you mean '{close[0]}'?" if close else ""
             raise ConfigError(
                 f"{self.key} must be one of {', '.join(map(repr, self.available))}, or the import path of a module of your own "
@@ -56,6 +54,10 @@ class Kind:
             )
         return module
 
+    def make(self, section: Any, **context: Any) -> Any:
+        """Result of `make` of the module that a section's `type` names."""
+        return self.load(section.type).make(section, **context)
+
     def _import(self, name: str) -> ModuleType:
         try:
             return importlib.import_module(name)
@@ -67,6 +69,11 @@ class Kind:
 
 
 ALGORITHM = Kind("topd.algorithms", "algorithm.type", ("Config", "NEEDS", "WEIGHTING", "credit", "objective"))
+TASK = Kind("topd.tasks", "task.type")
+GRADER = Kind("topd.tasks.graders", "task.grader")
+ENGINE = Kind("topd.rollout", "rollout.engine")
+TEACHER = Kind("topd.teacher", "teacher.type")
+KINDS = (ALGORITHM, TASK, GRADER, ENGINE, TEACHER)
 
 
 def is_path(name: str) -> bool:
@@ -89,11 +96,13 @@ def _defines(folder: Iterable[str], name: str, parts: tuple[str, ...]) -> bool:
 
 def provenance(path: str) -> dict[str, str | None]:
     """Origin of a user's module: the distribution that holds it with its version, and the SHA-256 of its file."""
-    spec = importlib.util.find_spec(path)
+    from importlib import metadata, util  # slow to import, and seldom needed
+
+    spec = util.find_spec(path)
     file = Path(spec.origin) if spec is not None and spec.origin else None
-    names = importlib.metadata.packages_distributions().get(path.partition(".")[0], [])
+    names = metadata.packages_distributions().get(path.partition(".")[0], [])
     return {
         "distribution": names[0] if names else None,
-        "version": importlib.metadata.version(names[0]) if names else None,
+        "version": metadata.version(names[0]) if names else None,
         "sha256": hashlib.sha256(file.read_bytes()).hexdigest() if file is not None and file.is_file() else None,
     }

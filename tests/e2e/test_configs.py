@@ -43,13 +43,13 @@ def test_shipped_configurations_run_two_shrunken_steps(path: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_tasks_of_shipped_configurations_load(path: Path) -> None:
-    from topd.config import JsonlConfig
-    from topd.tasks.load import load_task
+    from topd.tasks.jsonl import Config as JsonlConfig
+    from topd.tasks.task import make_task
 
     task = config_file.load(path).task
     if isinstance(task, JsonlConfig) and not task.path.startswith("builtin:"):
         pytest.skip("its data are made by a script in runs/")
-    assert load_task(task, seed=0).held_out
+    assert make_task(task, seed=0).held_out
 
 
 def test_one_configuration_per_algorithm_differs_in_the_algorithm_alone() -> None:

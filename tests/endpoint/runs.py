@@ -10,6 +10,7 @@ import pytest
 from tenacity import wait_random_exponential
 
 from tests.e2e.tiny import tiny_config
+from topd.config import EndpointConfig
 from topd.run.catalogue import VOLATILE
 
 
@@ -33,14 +34,20 @@ def served_config(directory: Path, *urls: str, **changes: Any) -> dict[str, Any]
 
 def sampling_config(directory: Path, *urls: str, **changes: Any) -> dict[str, Any]:
     """`tiny_config` with rollouts from servers, one request at a time, and next to no evaluation."""
-    rollout = {"prompts_per_step": 4, "group_size": 2, "max_completion_tokens": 12, "engine": "vllm", "base_url": list(urls)}
+    vllm = {"base_url": list(urls), "max_concurrent_requests": 1, "timeout_s": 2.0, "patience_s": 3.0}
     settings: dict[str, Any] = {
-        "rollout": rollout | {"max_concurrent_requests": 1, "timeout_s": 2.0, "patience_s": 3.0},
+        "rollout": {"prompts_per_step": 4, "group_size": 2, "max_completion_tokens": 12, "engine": "vllm", "vllm": vllm},
         "eval__max_problems": 1,
         "eval__samples_per_problem": 1,
         "eval__teacher": False,
     }
     return tiny_config(directory, **{**settings, **changes})
+
+
+def section(*urls: str, **changes: Any) -> EndpointConfig:
+    """Settings of servers that are asked impatiently."""
+    settings = {"api_key_env": "NONE", "max_concurrent_requests": 4, "timeout_s": 2.0, "max_attempts": 3, "patience_s": 3.0}
+    return EndpointConfig(base_url=list(urls) or ["http://127.0.0.1:9"], **{**settings, **changes})
 
 
 def shorten_pauses(monkeypatch: pytest.MonkeyPatch) -> None:

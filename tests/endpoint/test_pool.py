@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.endpoint.clock import Clock
+from tests.endpoint.runs import section
 from topd.endpoint import pool as module
 from topd.endpoint.faults import BadAnswer, Busy, Fault, Forbidden, OtherModel, Refused, Unavailable
 from topd.endpoint.pool import FAILURES_TO_OPEN, Pool
@@ -70,9 +71,8 @@ def clock(monkeypatch):
 
 
 def pool_of(*replicas, max_concurrent=4, max_attempts=6, patience_s=60.0, **options):
-    return Pool(
-        replicas, verify=verify, max_concurrent=max_concurrent, max_attempts=max_attempts, patience_s=patience_s, **options
-    )
+    limits = section(max_concurrent_requests=max_concurrent, max_attempts=max_attempts, patience_s=patience_s)
+    return Pool(limits, replicas, verify=verify, **options)
 
 
 def asking(clock, pool, count=1, read=lambda response: response.text):

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from tests.endpoint.runs import section
 from tests.fakes import make_model
 from tests.serve.serving import serving
 from topd.endpoint.served import ServedModel
@@ -16,8 +17,7 @@ CANARY = Tokens((5,), ((6, 20, 9, 31),))
 @pytest.mark.parametrize("one_model", [True, False])
 def test_only_teachers_must_be_one_model(one_model):
     async def meet(*urls):
-        settings = dict(temperature=1.0, max_concurrent=4, timeout_s=5.0, max_attempts=3, patience_s=3.0)
-        served = ServedModel(urls, role="r", name="m", api_key_env="NONE", canary=CANARY, one_model=one_model, **settings)
+        served = ServedModel(section(*urls, timeout_s=5.0), role="r", name="m", canary=CANARY, one_model=one_model)
         try:
             await served.connect()
             return [replica.trusted for replica in served.pool.replicas]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.endpoint import proxy as faults
 from tests.endpoint.clock import Clock
 from tests.endpoint.proxy import proxying
-from tests.endpoint.runs import shorten_pauses
+from tests.endpoint.runs import section, shorten_pauses
 from tests.fakes import EOS, PAD, make_model, ragged_groups
 from tests.serve.serving import serving
 from topd.endpoint import served as module
@@ -53,16 +53,16 @@ def short_pauses(monkeypatch):
 
 
 def served_by(*urls, tokenizer, name="m", verify=None, **options):
-    settings = dict(temperature=1.0, max_concurrent=4, timeout_s=2.0, max_attempts=3, patience_s=3.0) | options
-    return ServedModel(urls, role="teacher", name=name, api_key_env=KEY, canary=make_canary(tokenizer), verify=verify, **settings)
+    servers = section(*urls, api_key_env=KEY, **options)
+    return ServedModel(servers, role="teacher", name=name, canary=make_canary(tokenizer), verify=verify)
 
 
-def meeting(served, then=None, *, wait_s=0.0):
+def meeting(served, then=None):
     """Connect, and what `then` makes of it."""
 
     async def meet():
         try:
-            await served.connect(wait_s=wait_s)
+            await served.connect()
             return await then(served) if then else served
         finally:
             await served.close()
@@ -262,11 +262,11 @@ def test_servers_that_are_not_there_yet_are_waited_for_if_asked(right, tokenizer
     monkeypatch.setattr(module, "WAIT_PAUSE_S", 0.02)
     with proxying(right[0]) as proxy:
         proxy.give(faults.first(2 * module.MEETING_TRIES + 1, faults.status(503)), "models")
-        assert meeting(served_by(proxy.url, tokenizer=tokenizer), wait_s=5.0).card.id == "m"
+        assert meeting(served_by(proxy.url, tokenizer=tokenizer, wait_s=5.0)).card.id == "m"
         proxy.give(faults.first(module.MEETING_TRIES, faults.status(503)), "models")
         assert "answered 503" in refusal(served_by(proxy.url, tokenizer=tokenizer))
         proxy.give(faults.always(faults.status(503)), "models")
-        assert "answered 503" in refusal(served_by(proxy.url, tokenizer=tokenizer), wait_s=0.1)
+        assert "answered 503" in refusal(served_by(proxy.url, tokenizer=tokenizer, wait_s=0.1))
 
 
 def test_a_server_that_is_busy_at_the_start_is_waited_for(right, tokenizer):
@@ -483,11 +483,10 @@ def test_no_more_requests_are_in_flight_than_allowed(right, tokenizer):
 
 def test_the_temperature_is_sent_to_those_that_honour_it_alone(right, tokenizer):
     base, model = right
-    settings = dict(role="teacher", name="m", api_key_env=KEY, canary=make_canary(tokenizer), temperature=0.7)
-    limits = dict(max_concurrent=4, timeout_s=2.0, max_attempts=3, patience_s=3.0)
+    settings = dict(role="teacher", name="m", canary=make_canary(tokenizer), temperature=0.7)
     for dialect, at in (("topd", 0.7), ("vllm", 1.0)):
         with proxying(base, dialect) as proxy:
-            found = meeting(ServedModel([proxy.url], **settings, **limits), lambda served: served.score(GROUP))
+            found = meeting(ServedModel(section(proxy.url), **settings), lambda served: served.score(GROUP))
         at_temperature = torch.cat(score_groups(model, [GROUP], max_tokens=4096, temperature=at)[0])
         torch.testing.assert_close(torch.cat(found), at_temperature, atol=1e-5, rtol=1e-5)
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from topd import algorithms, config_file
+from topd import algorithms, config_keys
 from topd.errors import ConfigError
 from topd.report.health import checks as health
 from topd.report.health import learning, service, verdict
@@ -605,7 +605,7 @@ def every_text() -> list[str]:
 
 
 def test_settings_and_metrics_that_are_named_exist() -> None:
-    known = {key for key, _ in config_file.all_settings()}
+    known = {key for key, _ in config_keys.all_settings()}
     sections = "|".join({key.split(".")[0] for key in known})
     for text in every_text():
         for key in re.findall(rf"(?<![\w./])((?:{sections})\.[a-z_]+)", text):

@@ -96,7 +96,7 @@ def test_a_server_that_does_not_tell_how_many_it_is_is_a_fault(calls, says) -> N
 
 def test_without_vllm_or_a_gpu_it_is_refused(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(ConfigError, match=r'rollout.weights = "files"'):
+    with pytest.raises(ConfigError, match=r'rollout.vllm.weights = "files"'):
         NcclTransport()
 
 

@@ -7,7 +7,7 @@ import torch
 
 from tests.endpoint import proxy as faults
 from tests.endpoint.proxy import proxying
-from tests.endpoint.runs import shorten_pauses
+from tests.endpoint.runs import section, shorten_pauses
 from tests.fakes import EOS, VOCAB, make_model, make_prompt
 from tests.serve.serving import serving, wait_until
 from topd.endpoint.background import Background
@@ -55,9 +55,8 @@ def connect(model):
     background = Background()
 
     def engine(*urls, key="TOPD_TEST_KEY", **limits):
-        settings = {"max_concurrent": 4, "timeout_s": 2.0, "max_attempts": 3, "patience_s": 2.0, **limits}
-        canary = make_canary(model.tokenizer)
-        served = ServedModel(urls, role="teacher", name="m", api_key_env=key, canary=canary, temperature=1.0, **settings)
+        servers = section(*urls, api_key_env=key, **{"patience_s": 2.0, **limits})
+        served = ServedModel(servers, role="teacher", name="m", canary=make_canary(model.tokenizer))
         background.run(served.connect())
         background.at_close(served.close)
         return ServedEngine(served, background, student=model, eos_token_ids=model.eos_token_ids)
@@ -226,7 +225,7 @@ def test_a_refused_key_names_its_variable(connect, proxy, monkeypatch):
 
 
 def test_prompts_are_sampled_at_the_same_time_up_to_the_bound(connect, proxy):
-    engine = connect(proxy.url, max_concurrent=2)
+    engine = connect(proxy.url, max_concurrent_requests=2)
     now = most = 0
     lock = threading.Lock()
 

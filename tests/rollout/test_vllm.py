@@ -120,7 +120,7 @@ def test_in_the_end_the_server_has_the_model_that_was_trained(tmp_path, kind, lo
 def test_new_weights_go_through_the_folder_that_is_named_and_leave_it_as_it_was(tmp_path, student):
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared/thesis.tex").write_text("mine")
-    train(sampling_config(tmp_path / "run", student.url, rollout__weights_directory=str(tmp_path / "shared"), run__steps=1))
+    train(sampling_config(tmp_path / "run", student.url, rollout__vllm__weights_directory=str(tmp_path / "shared"), run__steps=1))
     assert [path.name for path in (tmp_path / "shared").iterdir()] == ["thesis.tex"]
     used = {request.json["kwargs"]["weights_path"] for request in student.requests if request.path == "/collective_rpc"}
     [folder] = used  # other runs may use the shared one
@@ -187,7 +187,7 @@ def test_a_server_that_loads_something_else_is_found_out_and_the_message_says_wh
 
 
 def test_a_hand_over_that_fails_stops_the_run_and_says_what_servers_need(tmp_path, student, healthy):
-    tree = sampling_config(tmp_path, student.url, rollout__patience_s=0.5)
+    tree = sampling_config(tmp_path, student.url, rollout__vllm__patience_s=0.5)
     with pytest.raises(RunStopped, match=r"not be handed over: .*VLLM_SERVER_DEV_MODE=1 .*--allow-reload") as caught:
         train(tree, at(1, lambda: student.give(reloads(faults.status(500)), "control")))
     assert caught.value.exit_code == 3
@@ -198,14 +198,14 @@ def test_a_hand_over_that_fails_stops_the_run_and_says_what_servers_need(tmp_pat
 
 def test_a_server_that_cannot_be_given_weights_is_refused_at_the_start(tmp_path):
     with serving(STUDENT) as base, pytest.raises(ConfigError, match=r"rollout servers: .*could not be handed over: .*404"):
-        train(sampling_config(tmp_path / "run", base, rollout__patience_s=0.5))
+        train(sampling_config(tmp_path / "run", base, rollout__vllm__patience_s=0.5))
     assert not (tmp_path / "run").exists()
 
 
 def test_a_server_of_another_model_is_refused_at_the_start(tmp_path):
     folder = save_folder(tmp_path / "other")
     with student_server(str(folder)) as proxy, pytest.raises(ConfigError, match="rollout"):
-        train(sampling_config(tmp_path / "run", proxy.url, rollout__patience_s=0.5))
+        train(sampling_config(tmp_path / "run", proxy.url, rollout__vllm__patience_s=0.5))
 
 
 def test_a_server_that_was_left_paused_is_woken(tmp_path, student):
@@ -297,7 +297,7 @@ def test_a_key_is_sent_with_all_requests_and_leaves_no_trace(tmp_path, monkeypat
         assert {request.headers.get("authorization") for request in proxy.requests} == {"Bearer sk-7d1e5c0ffee"}
         assert b"sk-7d1e5" not in everything_in(tmp_path / "run")
         monkeypatch.setenv("TOPD_ROLLOUT_API_KEY", "sk-other")
-        with pytest.raises(ConfigError, match=r"rollout: .*answered 401.*TOPD_ROLLOUT_API_KEY, which is set, but refused"):
+        with pytest.raises(ConfigError, match=r"rollout.vllm: .*answered 401.*TOPD_ROLLOUT_API_KEY, which is set, but refused"):
             train(sampling_config(tmp_path / "again", proxy.url))
 
 

@@ -150,7 +150,7 @@ def test_who_the_teacher_is_may_not_change(tmp_path: Path, changes: dict[str, ob
 
 def test_a_teacher_that_was_loaded_here_does_not_become_a_served_one(tmp_path: Path) -> None:
     open_once(tmp_path)
-    with pytest.raises(ConfigError, match=r"teacher\.base_url was None, is \['http://127"):
+    with pytest.raises(ConfigError, match=r"teacher\.type was 'local', is 'served'"):
         open_once(tmp_path, **SERVED, run__resume=True)
 
 

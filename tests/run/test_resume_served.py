@@ -105,7 +105,7 @@ def test_a_trainer_killed_while_servers_sample(tmp_path: Path) -> None:
     config, reached = tmp_path / "config.toml", threading.Event()
     with serving("builtin:tiny-student", allow_reload=True, batch_invariant=True) as base, proxying(base) as proxy:
         train(sampling_config(tmp_path / "whole", base))
-        config.write_text(tomli_w.dumps(sampling_config(tmp_path / "run", proxy.url, rollout__timeout_s=30.0)))
+        config.write_text(tomli_w.dumps(sampling_config(tmp_path / "run", proxy.url, rollout__vllm__timeout_s=30.0)))
         proxy.give(stall_from(2 + GRADED_PROMPTS + 1 + 4 + 2, reached), "sample")  # probe, eval, step, half a step
         kill_when(reached, config)
         assert [path.name for path in (tmp_path / "run/rollouts").iterdir()] == ["step_000001.parquet"]

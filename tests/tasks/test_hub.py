@@ -9,10 +9,9 @@ import pytest
 
 pytest.importorskip("datasets")
 
-from topd.config import HubConfig
 from topd.errors import ConfigError
-from topd.tasks.load import load_task
-from topd.tasks.task import Problem
+from topd.tasks.hub import Config as HubConfig
+from topd.tasks.task import Problem, make_task
 
 USER, SYSTEM = {"role": "user", "content": "1+1="}, {"role": "system", "content": "Add."}
 
@@ -41,11 +40,11 @@ def config(folder: Path, **changes: object) -> HubConfig:
 
 def read(folder: Path, columns: dict[str, list], **changes: object) -> list[Problem]:
     pq.write_table(pa.table(columns), folder / "train-00000.parquet")
-    return list(load_task(HubConfig(type="hub", name=str(folder), **changes), seed=0).train)
+    return list(make_task(HubConfig(type="hub", name=str(folder), **changes), seed=0).train)
 
 
 def test_columns_are_mapped_and_splits_kept_apart(folder: Path) -> None:
-    task = load_task(config(folder), seed=0)
+    task = make_task(config(folder), seed=0)
     assert [(p.question, p.answer, p.domain) for p in task.train] == [("1+1", "2", "sums")]
     assert [p.question for p in task.held_out] == ["2+2"]
     assert (task.num_leaks, task.held_out[0].source) == (1, f"{folder}, test row 0")
@@ -59,9 +58,9 @@ def test_a_named_column_stands_before_one_with_our_own_name(data: Path) -> None:
 
 def test_missing_columns_and_data_sets_are_named(folder: Path) -> None:
     with pytest.raises(ConfigError, match="has no column 'prompt'; it has question, solution, kind"):
-        load_task(config(folder, prompt_column="prompt"), seed=0)
+        make_task(config(folder, prompt_column="prompt"), seed=0)
     with pytest.raises(ConfigError, match="cannot be loaded"):
-        load_task(config(folder / "nowhere"), seed=0)
+        make_task(config(folder / "nowhere"), seed=0)
 
 
 VERL = {

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from topd.config import JsonlConfig
 from topd.errors import ConfigError
-from topd.tasks.load import load_task
-from topd.tasks.task import Message, Problem, Task
+from topd.tasks.jsonl import Config as JsonlConfig
+from topd.tasks.task import Message, Problem, Task, make_task
 
 USER, GREETING = {"role": "user", "content": "1+1="}, {"role": "system", "content": "Add."}
 ASSISTANT = {"role": "assistant", "content": "It is 2."}
@@ -22,7 +21,7 @@ def write(path: Path, *rows: object) -> str:
 def load(folder: Path, *rows: object, held_out: tuple[object, ...] = ()) -> Task:
     path = write(folder / "train.jsonl", *rows)
     eval_path = write(folder / "eval.jsonl", *held_out) if held_out else None
-    return load_task(JsonlConfig(type="jsonl", path=path, eval_path=eval_path), seed=0)
+    return make_task(JsonlConfig(type="jsonl", path=path, eval_path=eval_path), seed=0)
 
 
 def read(folder: Path, row: object) -> Problem:
@@ -152,7 +151,7 @@ def test_bad_lines_are_named(tmp_path: Path, row: object, said: str) -> None:
 
 def test_missing_and_empty_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"task\.path: there is no file"):
-        load_task(JsonlConfig(type="jsonl", path=str(tmp_path / "none.jsonl")), seed=0)
+        make_task(JsonlConfig(type="jsonl", path=str(tmp_path / "none.jsonl")), seed=0)
     with pytest.raises(ConfigError, match=r"train\.jsonl holds no problem"):
         load(tmp_path)
 
@@ -160,7 +159,7 @@ def test_missing_and_empty_files_are_named(tmp_path: Path) -> None:
 def test_a_byte_order_mark_and_line_separators_inside_strings_are_fine(tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" + '{"prompt": "a\u2028b"}\n'.encode())
-    [problem] = load_task(JsonlConfig(type="jsonl", path=str(path)), seed=0).train
+    [problem] = make_task(JsonlConfig(type="jsonl", path=str(path)), seed=0).train
     assert problem.question == "a\u2028b"
 
 

@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from topd.config import JsonlConfig
 from topd.errors import ConfigError
 from topd.models.language_model import LanguageModel
 from topd.models.load import load
+from topd.tasks.jsonl import Config as JsonlConfig
 from topd.tasks.prompts import PromptStream, demonstrate, make_prompts
 from topd.tasks.task import Problem
 from topd.types import Prompt

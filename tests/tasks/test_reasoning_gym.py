@@ -7,9 +7,9 @@ import pytest
 
 pytest.importorskip("reasoning_gym")
 
-from topd.config import ReasoningGymConfig
 from topd.errors import ConfigError
-from topd.tasks.load import load_task
+from topd.tasks.reasoning_gym import Config as ReasoningGymConfig
+from topd.tasks.task import make_task
 
 
 def config(**changes: object) -> ReasoningGymConfig:
@@ -18,7 +18,7 @@ def config(**changes: object) -> ReasoningGymConfig:
 
 @pytest.mark.parametrize("generator", ["chain_sum", "leg_counting", "countdown", "simple_equations", "gsm_symbolic"])
 def test_the_generators_own_scorer_accepts_the_right_answer(generator: str) -> None:
-    task = load_task(config(generator=generator, train_size=3, eval_size=2), seed=0)
+    task = make_task(config(generator=generator, train_size=3, eval_size=2), seed=0)
     for problem in [*task.train, *task.held_out]:
         assert problem.domain == generator
         if generator != "countdown":  # its answers are expressions; the stored one is only an example
@@ -27,7 +27,7 @@ def test_the_generators_own_scorer_accepts_the_right_answer(generator: str) -> N
 
 
 def test_seeds_of_runs_and_held_out_problems_are_disjoint() -> None:
-    first, second = load_task(config(), seed=0), load_task(config(), seed=1)
+    first, second = make_task(config(), seed=0), make_task(config(), seed=1)
     sources = [{problem.metadata["metadata"]["source_index"] for problem in part} for part in (first.train, second.train)]
     assert sources[0] == set(range(20))
     questions = [{problem.question for problem in task.train} for task in (first, second)]
@@ -38,7 +38,7 @@ def test_seeds_of_runs_and_held_out_problems_are_disjoint() -> None:
 
 def test_a_held_out_question_met_again_is_not_trained_on() -> None:
     small = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}  # few different questions: they must collide
-    task = load_task(config(params=small, train_size=200, eval_size=50), seed=0)
+    task = make_task(config(params=small, train_size=200, eval_size=50), seed=0)
     assert len(task.train) < 200
     assert not {problem.question for problem in task.train} & {problem.question for problem in task.held_out}
 
@@ -47,14 +47,14 @@ def test_the_global_random_stream_is_left_alone() -> None:
     """In a process of its own: the type checks of the tests draw from that stream themselves."""
     code = """
 import random
-from topd.config import ReasoningGymConfig
-from topd.tasks.load import load_task
+from topd.tasks.reasoning_gym import Config as ReasoningGymConfig
+from topd.tasks.task import make_task
 task = ReasoningGymConfig(type="reasoning_gym", generator="leg_counting", train_size=20, eval_size=10)
-load_task(task, seed=0)
+make_task(task, seed=0)
 random.seed(3)
 expected = random.random()
 random.seed(3)
-load_task(task, seed=1)
+make_task(task, seed=1)
 assert random.random() == expected
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -71,4 +71,4 @@ assert random.random() == expected
 )
 def test_wrong_generators_and_parameters_are_named(changes: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        load_task(config(**changes), seed=0)
+        make_task(config(**changes), seed=0)

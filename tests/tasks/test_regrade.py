@@ -89,11 +89,11 @@ def test_a_generators_own_scorer_grades_the_boxed_answer(tmp_path: Path) -> None
 
 def test_an_item_is_known_by_its_question(tmp_path: Path) -> None:
     """Of a puzzle with several solutions only the generator's own item tells which are right."""
-    from topd.tasks.load import load_task
+    from topd.tasks.task import make_task
 
     task = {"type": "reasoning_gym", "generator": "countdown", "train_size": 1, "eval_size": 1}
     settings = tiny_config(tmp_path, task=task)
-    [problem] = load_task(config_file.load(settings).task, seed=0).train
+    [problem] = make_task(config_file.load(settings).task, seed=0).train
     row = {"completion": rf"\boxed{{{problem.answer}}}", "answer": problem.answer}
     rows = [row | {"question": problem.question}, row | {"question": problem.question, "answer": None}, row]
     known, also_known, unknown = topd.grade(settings, rows)

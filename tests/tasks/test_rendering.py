@@ -9,8 +9,8 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from topd.config import JsonlConfig
 from topd.errors import ConfigError
+from topd.tasks.jsonl import Config as JsonlConfig
 from topd.tasks.rendering import Rendered, Renderer
 from topd.tasks.task import Message, Problem
 

@@ -15,7 +15,7 @@ from tests.run.test_resume import results
 from tests.serve.serving import forked_server, serving, wait_until
 from topd.cli import main
 from topd.errors import ConfigError, RunStopped
-from topd.teacher.endpoint import EndpointTeacher
+from topd.teacher.served import EndpointTeacher
 
 IMPATIENT = {"teacher__timeout_s": 0.6, "teacher__patience_s": 0.6, "teacher__max_attempts": 3}
 BAD_KINDS = {

@@ -15,15 +15,14 @@ from tests.fakes import make_model, ragged_groups
 from tests.serve.serving import serving
 from topd import config_file
 from topd.assemble import assemble
-from topd.config import TeacherConfig
 from topd.endpoint.background import Background
 from topd.models.load import BUILTIN, load
 from topd.models.logprobs import Tokens, score_groups
 from topd.teacher import probe_numbers as module
-from topd.teacher.endpoint import EndpointTeacher
 from topd.teacher.local import LocalTeacher
 from topd.teacher.probe_numbers import check_numbers, continuations
 from topd.teacher.probe_weights import check_weights, weights_at_hand
+from topd.teacher.served import Config, EndpointTeacher
 
 GROUPS = ragged_groups((4, (7, 2, 5)), (9, (6,)))
 DIGITS = [Tokens((3, 4, 5), ((6, 7, 8), (4, 4))), Tokens((5, 9), ((9, 3),))]
@@ -54,7 +53,7 @@ def short_pauses(monkeypatch):
 def probing(url, student, *, temperature=1.0):
     background = Background()
     try:
-        config = TeacherConfig(name="m", base_url=[url], timeout_s=5.0, patience_s=5.0, max_attempts=2)
+        config = Config(name="m", base_url=[url], timeout_s=5.0, patience_s=5.0, max_attempts=2)
         settings = {"role": "teacher", "student": student, "temperature": temperature, "cache": None}
         teacher = EndpointTeacher(config, background, **settings)
         return {check.name: check for check in check_numbers(teacher, student, DIGITS)}

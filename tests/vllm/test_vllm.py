@@ -51,7 +51,7 @@ def config(served: Served, directory: Path, *, asks: str, **changes: object) -> 
     data = directory.parent / "questions.jsonl"
     data.write_text("".join(f'{{"prompt": "{question}=", "answer": "{answer}"}}\n' for question, answer in QUESTIONS))
     teacher = {"name": served.name, "base_url": [served.url]} if asks == "teacher" else {"name": str(served.folder)}
-    engine = {"engine": "vllm", "base_url": [served.url]} if asks == "rollout" else {}
+    engine = {"engine": "vllm", "vllm": {"base_url": [served.url]}} if asks == "rollout" else {}
     return {
         "student": {"name": str(served.folder)},
         "teacher": teacher,

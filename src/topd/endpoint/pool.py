@@ -17,6 +17,7 @@ from typing import Generic, TypeVar
 import httpx2
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
+from topd.config import EndpointConfig
 from topd.endpoint.faults import BadAnswer, Busy, Fault, Forbidden, OtherModel, Refused, Unavailable
 from topd.endpoint.replica import Replica, Request
 
@@ -54,19 +55,15 @@ class Pool:
 
     def __init__(
         self,
+        section: EndpointConfig,
         replicas: Sequence[Replica],
         *,
         verify: Callable[[Replica], Awaitable[None]],
-        max_concurrent: int,
-        max_attempts: int,
-        patience_s: float,
         longest_wait_s: float = 15.0,
     ) -> None:
+        self.section = section
         self.replicas = list(replicas)
         self.verify = verify
-        self.max_concurrent = max_concurrent
-        self.max_attempts = max_attempts
-        self.patience_s = patience_s
         self.longest_wait_s = longest_wait_s
         self.num_requests = 0
         self.num_retries = 0
@@ -82,7 +79,7 @@ class Pool:
         """
         job = _Job(make, read, time.monotonic())
         attempts = AsyncRetrying(
-            stop=stop_after_attempt(self.max_attempts),
+            stop=stop_after_attempt(self.section.max_attempts),
             wait=wait_random_exponential(multiplier=0.2, max=self.longest_wait_s),
             retry=retry_if_exception_type((Unavailable, BadAnswer)),
             before_sleep=self._note_retry,
@@ -125,7 +122,7 @@ class Pool:
             while True:
                 now = time.monotonic()
                 able = [r for r in self.replicas if r.trusted and r.url not in job.refusals]
-                free = [r for r in able if r.outstanding < self.max_concurrent and r.not_before <= now]
+                free = [r for r in able if r.outstanding < self.section.max_concurrent_requests and r.not_before <= now]
                 if free:
                     replica = min(free, key=lambda r: (job.failures[r.url], r.outstanding))
                     replica.outstanding += 1
@@ -154,8 +151,8 @@ class Pool:
         self._check_patience(job, Unavailable(reasons))
 
     def _check_patience(self, job: "_Job[T]", fault: Fault) -> None:
-        if time.monotonic() - max(job.began, self._last_success) > self.patience_s:
-            raise Refused(f"nothing succeeded for {self.patience_s:g} s: {fault}") from fault
+        if time.monotonic() - max(job.began, self._last_success) > self.section.patience_s:
+            raise Refused(f"nothing succeeded for {self.section.patience_s:g} s: {fault}") from fault
 
     async def _release(self, replica: Replica) -> None:
         async with self._changed:
@@ -205,12 +202,12 @@ class Pool:
 
     async def wait_for_one(self) -> None:
         """Wait until some replica is trusted. Raises Unavailable if none is for `patience_s`."""
-        end = time.monotonic() + self.patience_s
+        end = time.monotonic() + self.section.patience_s
         async with self._changed:
             while not any(replica.trusted for replica in self.replicas):
                 if time.monotonic() > end:
                     reasons = "; ".join(dict.fromkeys(str(replica.fault) for replica in self.replicas))
-                    raise Unavailable(f"no server was healthy for {self.patience_s:g} s: {reasons}")
+                    raise Unavailable(f"no server was healthy for {self.section.patience_s:g} s: {reasons}")
                 await self._wait(LOOK_AGAIN_S)
 
     def _note_retry(self, state: RetryCallState) -> None:

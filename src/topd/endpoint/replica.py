@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import httpx2
 
-from topd.config import server_root
+from topd.config_parts import server_root
 from topd.endpoint.bodies import parsed_bytes
 from topd.endpoint.faults import BadAnswer, Busy, Fault, Forbidden, Refused, Unavailable
 

@@ -26,6 +26,7 @@ from tenacity import (
 )
 from torch import Tensor
 
+from topd.config import EndpointConfig
 from topd.endpoint.card import ServedCard, read_cards
 from topd.endpoint.dialects import DIALECTS, Dialect, read_scores
 from topd.endpoint.faults import BadAnswer, Busy, Fault, Forbidden, OtherModel, Refused, Unavailable
@@ -61,47 +62,36 @@ class ServedModel:
 
     def __init__(
         self,
-        urls: Sequence[str],
+        section: EndpointConfig,
         *,
         role: str,
         name: str | None,
-        name_key: str | None = None,
-        api_key_env: str,
         canary: Tokens,
-        temperature: float,
-        max_concurrent: int,
-        timeout_s: float,
-        max_attempts: int,
-        patience_s: float,
+        temperature: float = 1.0,
         one_model: bool = True,
         verify: Callable[[Replica], Awaitable[None]] | None = None,
     ) -> None:
+        self.section = section
         self.role = role
         self.name = name
-        self.name_key = name_key or f"{role}.name"
+        self.name_key = f"{role}.{section.NAME_KEY}"
         self.one_model = one_model
-        self.api_key_env = api_key_env
         self.canary = canary
         self.temperature = temperature
         self.card: ServedCard
         self.dialect: Dialect
         self.reference: Tensor
         """Log-probs of the canary at the first meeting."""
-        key = _read_key(role, api_key_env)
-        self.pool = Pool(
-            [Replica(url, api_key=key, timeout_s=timeout_s) for url in urls],
-            verify=verify or self.verify,
-            max_concurrent=max_concurrent,
-            max_attempts=max_attempts,
-            patience_s=patience_s,
-        )
+        key = _read_key(role, section.api_key_env)
+        replicas = [Replica(url, api_key=key, timeout_s=section.timeout_s) for url in section.base_url]
+        self.pool = Pool(section, replicas, verify=verify or self.verify)
 
-    async def connect(self, *, wait_s: float = 0.0) -> None:
+    async def connect(self) -> None:
         """Meet all replicas, up to `wait_s` seconds after the first try.
 
         Raises ConfigError if none can be used, or they are not one model.
         """
-        end = time.monotonic() + wait_s
+        end = time.monotonic() + self.section.wait_s
         while True:
             outcomes = await asyncio.gather(*(self._meet(replica) for replica in self.pool.replicas), return_exceptions=True)
             if time.monotonic() > end or not all(isinstance(outcome, Unavailable) for outcome in outcomes):
@@ -151,7 +141,7 @@ class ServedModel:
 
     def _end(self) -> float:
         """Deadline on `time.monotonic` for work that begins now."""
-        return time.monotonic() + self.pool.patience_s
+        return time.monotonic() + self.section.patience_s
 
     async def repeatedly(self, ask: Callable[[], Awaitable[T]], end: float | None = None) -> T:
         """Retry `ask` outside the pool after an outage or an invalid answer, until `end` or for `patience_s`."""
@@ -264,8 +254,8 @@ class ServedModel:
 
     def forbidden(self, fault: Fault) -> str:
         """Message for a user whose key is refused. It never contains the key."""
-        state = "is set, but refused" if os.environ.get(self.api_key_env) else "is not set"
-        return f"{self.role}: {fault}. The key is read from the environment variable {self.api_key_env}, which {state}."
+        state = "is set, but refused" if os.environ.get(self.section.api_key_env) else "is not set"
+        return f"{self.role}: {fault}. The key is read from the environment variable {self.section.api_key_env}, which {state}."
 
     async def patiently(
         self, replica: Replica, request: Request, *, timeout_s: float | None = None, end: float | None = None

@@ -16,9 +16,8 @@ from topd.rollout.engine import Engine, SamplingParams
 from topd.run.gaps import excluded
 from topd.tasks.answers import in_context
 from topd.tasks.grading import FULL_MARKS, Grade, Grader, make_grader
-from topd.tasks.load import load_task
 from topd.tasks.prompts import make_prompts
-from topd.tasks.task import Problem, Task
+from topd.tasks.task import Problem, Task, make_task
 from topd.types import Prompt, RolloutGroup
 
 
@@ -44,7 +43,7 @@ def load_benchmarks(config: Config, task: Task, model: LanguageModel) -> list[Be
 
     The caller closes their graders. Raises ConfigError for a named benchmark without problems.
     """
-    named = [(item.name, item.task, load_task(item.task, seed=config.run.seed)) for item in config.eval.benchmarks]
+    named = [(item.name, item.task, make_task(item.task, seed=config.run.seed)) for item in config.eval.benchmarks]
     benchmarks = []
     for name, task_config, loaded in named or [("held_out", config.task, task)]:
         if loaded.held_out:

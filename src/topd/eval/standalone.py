@@ -12,7 +12,7 @@ from topd.models.device import pick_device, set_threads
 from topd.models.load import load
 from topd.rollout.embedded import EmbeddedEngine
 from topd.run.progress import Display
-from topd.tasks.load import load_task
+from topd.tasks.task import make_task
 
 
 def evaluate_model(name: str, config: Config, display: Display | None = None) -> list[dict[str, Any]]:
@@ -20,7 +20,7 @@ def evaluate_model(name: str, config: Config, display: Display | None = None) ->
     display = display or Display(Console(stderr=True, soft_wrap=True, highlight=False))
     set_threads(config.run.threads)
     model = load(name, dtype=config.student.dtype, device=pick_device(config.run.device), role="student")
-    benchmarks = load_benchmarks(config, load_task(config.task, seed=config.run.seed), model)
+    benchmarks = load_benchmarks(config, make_task(config.task, seed=config.run.seed), model)
     if not benchmarks:
         raise ConfigError(
             "the configuration has no held-out problems. Set task.eval_path (or eval_split), or [[eval.benchmarks]]."

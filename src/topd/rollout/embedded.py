@@ -5,17 +5,20 @@ Before: tasks/prompts.py. After: collect/score.py.
 The prompt of a group is run once and its keys and values are copied to the group's rows; finished rows leave the batch.
 """
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from topd.config import Config as RunConfig
+from topd.config import EngineConfig
 from topd.models.language_model import LanguageModel
 from topd.models.logprobs import run_prompts
-from topd.models.policy import Policy
+from topd.models.policy import Policy, frozen_copy
 from topd.models.prefix import growing, keep_rows
-from topd.rollout.engine import SamplingParams
+from topd.rollout.engine import Resources, SamplingParams
 from topd.rollout.sampling import sample_tokens
 from topd.run.seeding import stream
 from topd.types import Prompt, Rollout, RolloutGroup
@@ -25,6 +28,30 @@ ROOM = 256
 
 COMPACT_BELOW = 0.8
 """Finished rows are dropped once fewer than this share are alive: copying the cache costs about as much as a decoded token."""
+
+
+class Config(EngineConfig):
+    def rules(self, config: RunConfig) -> Iterator[str]:
+        yield from super().rules(config)
+        rows = config.rollout.max_concurrent_rollouts
+        for key, size in (
+            ("rollout.group_size", config.rollout.group_size),
+            ("eval.samples_per_problem", config.eval.samples_per_problem),
+        ):
+            if rows < size:
+                yield (
+                    f"rollout.max_concurrent_rollouts must be >= {key}, as the completions of a prompt are decoded together; "
+                    f"found {rows} and {size}. Raise the first or lower the second."
+                )
+
+
+def make(section: Config, *, config: RunConfig, policy: Policy, resources: Resources) -> "EmbeddedEngine":
+    """Engine that samples from the policy itself, or from a copy where the precisions differ."""
+    if config.student.dtype == "float32":
+        sampler = dataclasses.replace(policy.model, autocast_dtype=None)
+    else:
+        sampler = frozen_copy(policy.model, getattr(torch, config.student.dtype))
+    return EmbeddedEngine(sampler, max_concurrent_rollouts=config.rollout.max_concurrent_rollouts, policy=policy)
 
 
 def _ignore(told: object) -> None:

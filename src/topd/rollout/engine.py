@@ -1,10 +1,25 @@
 """Protocol of engines: completions of prompts, with the log-prob of every sampled token."""
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from topd.endpoint.background import Background
+from topd.endpoint.cache import ScoreCache
 from topd.types import Prompt, RolloutGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """Shared by the engine and the teachers of a run, for their `make`."""
+
+    background: Background
+    """Event loop in a thread, for clients of servers."""
+    opened: ExitStack
+    """Closed at the end of the run, after `background`: enter here what must be closed."""
+    cache: ScoreCache | None = None
+    """Scores on disk, if a teacher is served."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,11 +26,11 @@ class NcclTransport:
             from vllm.distributed.weight_transfer import base, clients, nccl_engine
         except ImportError as error:
             raise ConfigError(
-                f'rollout.weights = "nccl" needs vLLM (0.32 or newer) in this environment ({error}). Install it, or set '
-                'rollout.weights = "files".'
+                f'rollout.vllm.weights = "nccl" needs vLLM (0.32 or newer) in this environment ({error}). Install it, or set '
+                'rollout.vllm.weights = "files".'
             ) from error
         if not torch.cuda.is_available():
-            raise ConfigError('rollout.weights = "nccl" needs a CUDA device here. Set rollout.weights = "files".')
+            raise ConfigError('rollout.vllm.weights = "nccl" needs a CUDA device here. Set rollout.vllm.weights = "files".')
         self._base, self._clients, self._nccl = base, clients, nccl_engine
         self._senders: dict[str, Any] = {}
         self._weights: dict[str, Tensor] = {}

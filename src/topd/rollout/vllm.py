@@ -4,13 +4,19 @@
 """
 
 import asyncio
+import hashlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from topd.config import Config
+from topd.config import Config as RunConfig
+from topd.config import Dtype, EndpointConfig, EngineConfig, EnvironmentName
 from topd.endpoint.background import Background
 from topd.endpoint.faults import BadAnswer, Fault, Forbidden, Refused
 from topd.endpoint.replica import Replica
@@ -18,13 +24,59 @@ from topd.endpoint.served import ServedModel
 from topd.errors import ConfigError, RunStopped
 from topd.models.policy import Policy
 from topd.models.proof import make_canary
-from topd.rollout.engine import SamplingParams
-from topd.rollout.handover import Proof, Transport, hand_over, resume
+from topd.rollout.engine import Resources, SamplingParams
+from topd.rollout.handover import FilesTransport, Proof, Transport, hand_over, resume
+from topd.rollout.nccl import NcclTransport
 from topd.rollout.served import ServedEngine
 from topd.types import Prompt, RolloutGroup
 
 TOLERANCE = {"float32": 0.02, "bfloat16": 0.3}
 """Nats by which sampled log-probs may differ from the trainer's, on average over a group, by `student.dtype`."""
+
+
+class Config(EndpointConfig, EngineConfig):
+    NAME_KEY = "model"
+    OWN_NUMBERS = True
+    MAY_CHANGE = EndpointConfig.MAY_CHANGE | {"weights", "weights_directory"}
+    api_key_env: EnvironmentName = Field("TOPD_ROLLOUT_API_KEY", description="Environment variable that holds the servers' key.")
+    weights: Literal["files", "nccl"] = Field(
+        "files", description="Transport of new weights: a safetensors folder that servers can read, or vLLM's NCCL transfer."
+    )
+    weights_directory: str | None = Field(
+        None,
+        description="Folder with the same path here and on the servers, for handover/ with new weights. Unset: the run folder.",
+    )
+    model: str | None = Field(None, description="Name under which the servers serve the student. Unset: the only one they list.")
+
+    def rules(self, config: RunConfig) -> Iterator[str]:
+        for key, teacher in config.served_teachers().items():
+            if shared := teacher.roots & self.roots:
+                yield (
+                    f"{key}.base_url and rollout.vllm.base_url share {', '.join(sorted(shared))}, whose weights are replaced by "
+                    "the student's after every step. Use another server."
+                )
+        if self.weights == "nccl" and config.rollout.max_lag > 1:
+            yield (
+                'rollout.max_lag must be 0 or 1 with rollout.vllm.weights = "nccl", which keeps no copy of weights that are not '
+                f'yet served; found {config.rollout.max_lag}. Lower it, or set rollout.vllm.weights = "files".'
+            )
+        if self.weights == "nccl" and self.weights_directory is not None:
+            yield 'rollout.vllm.weights_directory would be ignored: rollout.vllm.weights = "nccl" writes no files. Remove it.'
+
+
+def make(section: Config, *, config: RunConfig, policy: Policy, resources: Resources) -> "VllmEngine":
+    transport = make_transport(section, Path(config.run.directory).expanduser())
+    resources.opened.enter_context(closing(transport))
+    return VllmEngine(section, policy, resources.background, transport=transport, dtype=config.student.dtype)
+
+
+def make_transport(section: Config, run: Path) -> FilesTransport | NcclTransport:
+    """Transport of weights to servers. Raises ConfigError if a package it needs is not installed. `run`: the run folder."""
+    if section.weights == "nccl":
+        return NcclTransport()
+    own = f"topd-{hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:12]}"  # runs may share that folder
+    shared = section.weights_directory
+    return FilesTransport(Path(shared).expanduser() / own if shared else run / "handover")
 
 
 class VllmEngine(ServedEngine):
@@ -34,37 +86,30 @@ class VllmEngine(ServedEngine):
     strict_ends = True
     way_out = ""
 
-    def __init__(self, config: Config, policy: Policy, background: Background, *, transport: Transport) -> None:
-        rollout = config.rollout
-        assert rollout.base_url is not None
+    def __init__(
+        self, section: Config, policy: Policy, background: Background, *, transport: Transport, dtype: Dtype = "float32"
+    ) -> None:
         canary = make_canary(policy.model.tokenizer)
         served = ServedModel(
-            rollout.base_url,
-            role="rollout",
-            name=rollout.model,
-            name_key="rollout.model",
-            api_key_env=rollout.api_key_env,
+            section,
+            role="rollout.vllm",
+            name=section.model,
             canary=canary,
-            temperature=1.0,
-            max_concurrent=rollout.max_concurrent_requests,
-            timeout_s=rollout.timeout_s,
-            max_attempts=rollout.max_attempts,
-            patience_s=rollout.patience_s,
             one_model=False,
             verify=self._bring_up_to_date,
         )
         super().__init__(served, background, student=policy.model, eos_token_ids=policy.model.eos_token_ids)
         self.policy = policy
         self.transport = transport
-        self.dtype = getattr(torch, config.student.dtype)
-        self.tolerance = TOLERANCE[config.student.dtype]
-        self.proof = Proof([canary], dtype=config.student.dtype)
+        self.dtype = getattr(torch, dtype)
+        self.tolerance = TOLERANCE[dtype]
+        self.proof = Proof([canary], dtype=dtype)
         self._weights = threading.Lock()
         self._published: tuple[int, Tensor] | None = None
         """Version and probe of weights that are ready and not served yet."""
         background.at_close(served.close)
         background.run(self._resume_all())
-        background.run(served.connect(wait_s=rollout.wait_s))
+        background.run(served.connect())
         if policy.model.untied and served.card.fingerprint is None:
             raise ConfigError(
                 "student.lora.target_modules and modules_to_save must leave the embedding and the output head alone where the "
@@ -103,7 +148,7 @@ class VllmEngine(ServedEngine):
                 raise RunStopped(
                     f"rollout: the weights could not be handed over: {fault}. Servers must be up, run with "
                     "VLLM_SERVER_DEV_MODE=1 (or topd serve --allow-reload) and read the weights folder under the same path "
-                    "(rollout.weights_directory). Start them, then run the same command with --run.resume true."
+                    "(rollout.vllm.weights_directory). Start them, then run the same command with --run.resume true."
                 ) from fault
 
     def generate(

@@ -10,7 +10,6 @@ import itertools
 import json
 import os
 import platform
-import re
 import subprocess
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,20 +18,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from topd import __version__, config_file
-from topd.config import Config
+from topd import __version__, config_file, config_keys
+from topd.config import Config, sections
 from topd.errors import ConfigError, first_line
+from topd.plugins import provenance
 from topd.run import digests
 from topd.run.files import PARTIAL, append_line, flat, remove, text_of, whole, write_json, write_text
-
-_ENDPOINT = "base_url|api_key_env|max_concurrent_requests|wait_s|timeout_s|patience_s|max_attempts|max_dropped_share"
-MAY_CHANGE = re.compile(
-    r"run\.(resume|checkpoint_every|keep_checkpoints|steps|device|directory|trackers)|eval\.teacher"
-    rf"|(teacher|teachers\.[^.]+|rollout)\.({_ENDPOINT}|weights|weights_directory)"
-)
-"""Keys that may change when a run resumes: saving, tracking, and the addresses and limits of its servers (but not whether it has
-any). A change of any other key would mix two runs."""
-
 
 SCORES = "teacher_scores.sqlite"
 """Answers of served teachers that are not in rollouts/ yet."""
@@ -59,11 +50,17 @@ class RunDirectory:
 
         Returns missing records, one sentence each. Raises ConfigError if the run began with other training or held-out data.
         """
-        served = any(teacher.base_url for teacher in config.teachers_by_name().values())
+        served = bool(config.served_teachers())
         lost = self._lost(served) if (self.path / "config.toml").is_file() else []
         recorded = self.path / "environment.json"
         now = {"data_sha256": data_sha256, "held_out_sha256": held_out_sha256}
-        before = self._environment(recorded) if recorded.is_file() else environment() | now
+        plugins = {path: provenance(path) for path in config.plugins()}
+        before = self._environment(recorded) if recorded.is_file() else environment() | now | {"plugins": plugins}
+        lost += [
+            f"{path} is not the module that the run began with: its file has changed"
+            for path, origin in before.get("plugins", {}).items()
+            if path in plugins and plugins[path]["sha256"] != origin["sha256"]
+        ]
         for key, what in (("data_sha256", "training"), ("held_out_sha256", "held-out")):
             if before.get(key, now[key]) != now[key]:
                 raise ConfigError(
@@ -220,15 +217,16 @@ def _check_claim(path: Path, config: Config) -> None:
 
 def _check_unchanged(recorded: Path, config: Config) -> None:
     try:
-        before = flat(tomllib.loads(recorded.read_text(encoding="utf-8")))
+        before = flat(config_file.renewed(tomllib.loads(recorded.read_text(encoding="utf-8"))))
     except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"{recorded} is damaged ({first_line(error)}). Restore the run's configuration to resume it."
         ) from error
     now = flat(tomllib.loads(config_file.dump(config)))
     changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
-    refused = [key for key in changed if not MAY_CHANGE.fullmatch(key)]
-    refused += [key for key in changed if key.endswith(".base_url") and (key in before) != (key in now)]
+    free = {prefix + key for prefix, section in sections(config) for key in section.MAY_CHANGE}
+    defaults = {key: info.get_default(call_default_factory=True) for key, info in config_keys.all_settings()}
+    refused = [key for key in changed if key not in free and (key in before or now[key] != defaults.get(key))]
     if "run.steps" in changed and config.trainer.schedule != "constant":
         refused.append("run.steps")
     if refused and (reason := digests.Digests(recorded.parent).difference(recorded)):

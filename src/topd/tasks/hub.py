@@ -3,25 +3,47 @@
 import math
 from collections.abc import Sequence
 from decimal import Decimal
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from pydantic import Field
 
-from topd.config import HubConfig
+from topd.config import GradedTaskConfig
 from topd.errors import ConfigError, first_line
+from topd.plugins import GRADER
 from topd.tasks.rows import ANSWERS, DEMONSTRATIONS, FIELDS, QUESTIONS, Number, check_fields, problem_from
-from topd.tasks.scorers import SCORERS
 from topd.tasks.task import Problem, Task, refuse_contradictions, split_task
 
 FLOATS: dict[str, type[np.floating[Any]]] = {"float16": np.float16, "float32": np.float32}
 
 
-def load(config: HubConfig) -> Task:
-    held_out = _read(config, config.eval_split) if config.eval_split else []
-    return split_task(_read(config, config.split), held_out, SCORERS[config.grader])
+class Config(GradedTaskConfig):
+    type: Literal["hub"] = "hub"
+    name: str = Field(description="Data set id or local folder, as `datasets.load_dataset` takes it.")
+    subset: str | None = Field(None, description="Configuration of the data set.")
+    split: str = Field("train", description="Split to train on.")
+    eval_split: str | None = Field(None, description="Held-out split.")
+    prompt_column: str | None = Field(
+        None, description="Column with the question, a text or a list of messages. Unset: prompt, messages, problem or question."
+    )
+    answer_column: str | None = Field(
+        None, description="Column with the answer. Unset: answer, reward_model or the box in solution, where there is one."
+    )
+    demonstration_column: str | None = Field(
+        None, description="Column with a worked completion. Unset: demonstration, completion or solution, where there is one."
+    )
+    domain_column: str | None = Field(None, description="Column with the domain. Unset: domain, where there is one.")
+    system_prompt_column: str | None = Field(
+        None, description="Column with a system message by row. Unset: system_prompt, where there is one."
+    )
 
 
-def _read(config: HubConfig, split: str) -> list[Problem]:
+def make(section: Config, *, seed: int) -> Task:
+    held_out = _read(section, section.eval_split) if section.eval_split else []
+    return split_task(_read(section, section.split), held_out, GRADER.make(section.grader))
+
+
+def _read(config: Config, split: str) -> list[Problem]:
     try:
         import datasets
     except ImportError as error:
@@ -47,7 +69,7 @@ def _read(config: HubConfig, split: str) -> list[Problem]:
     return problems
 
 
-def _columns(config: HubConfig, there: Sequence[str]) -> dict[str, str]:
+def _columns(config: Config, there: Sequence[str]) -> dict[str, str]:
     """Field of tasks/rows.py -> column that is read as it: the columns that are named, and recognised ones for what is not.
 
     Other columns are ignored where the question's column is named, or is called `prompt`. Else they may belong to the question

@@ -2,20 +2,30 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from topd.config import JsonlConfig
+from pydantic import Field
+
+from topd.config import GradedTaskConfig
 from topd.errors import ConfigError
+from topd.plugins import GRADER
 from topd.tasks.rows import Number, check_fields, problem_from
-from topd.tasks.scorers import SCORERS
 from topd.tasks.task import Problem, Task, refuse_contradictions, split_task
 
 BUILTIN = Path(__file__).parent.parent / "builtin"
 
 
-def load(config: JsonlConfig) -> Task:
-    held_out = read(config.eval_path, "task.eval_path") if config.eval_path else []
-    return split_task(read(config.path, "task.path"), held_out, SCORERS[config.grader])
+class Config(GradedTaskConfig):
+    type: Literal["jsonl"] = "jsonl"
+    path: str = Field(
+        description="Training file: one JSON object a line with prompt, answer and so on; docs/data.md lists the forms."
+    )
+    eval_path: str | None = Field(None, description="Held-out file of the same form.")
+
+
+def make(section: Config, *, seed: int) -> Task:
+    held_out = read(section.eval_path, "task.eval_path") if section.eval_path else []
+    return split_task(read(section.path, "task.path"), held_out, GRADER.make(section.grader))
 
 
 def read(name: str, key: str) -> list[Problem]:

@@ -4,9 +4,11 @@ import functools
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from topd.config import ReasoningGymConfig
+from pydantic import Field
+
+from topd.config import TaskConfig
 from topd.errors import ConfigError
 from topd.tasks.task import Problem, Task, split_task
 
@@ -24,6 +26,14 @@ WHOLE_TEXT = frozenset({
 
 ANY = "(any answer that the generator's scorer accepts)"
 """Stands for the right answer where a generator names none."""
+
+
+class Config(TaskConfig):
+    type: Literal["reasoning_gym"] = "reasoning_gym"
+    generator: str = Field(description="Name of a reasoning-gym generator, for example chain_sum.")
+    params: dict[str, Any] = Field(default_factory=dict, description="Arguments of the generator.")
+    train_size: int = Field(10_000, ge=1, description="Training problems.")
+    eval_size: int = Field(200, ge=1, description="Held-out problems; their seeds are disjoint from the training seeds.")
 
 
 @dataclass(frozen=True)
@@ -45,45 +55,45 @@ class GeneratorScore:
         return float(self._dataset.score_answer(answer, item))
 
 
-def load(config: ReasoningGymConfig, *, seed: int) -> Task:
+def make(section: Config, *, seed: int) -> Task:
     """Training items from seeds `seed * train_size + i`; the held-out set is the same for every seed of a run."""
     try:
         import reasoning_gym
         from reasoning_gym.factory import DATASETS
     except ImportError as error:
         raise ConfigError(f"task.type = \"reasoning_gym\" needs the tasks extra: pip install 'topd[tasks]' ({error}).") from error
-    if config.generator not in DATASETS:
+    if section.generator not in DATASETS:
         import difflib
 
-        close = difflib.get_close_matches(config.generator, DATASETS, n=3)
+        close = difflib.get_close_matches(section.generator, DATASETS, n=3)
         raise ConfigError(
-            f'task.generator = "{config.generator}" is not a reasoning-gym generator. '
+            f'task.generator = "{section.generator}" is not a reasoning-gym generator. '
             f"{'Close: ' + ', '.join(close) if close else 'There are ' + str(len(DATASETS)) + ' of them'}."
         )
-    first_seed = seed * config.train_size
-    if first_seed + config.train_size > HELD_OUT_SEED:
+    first_seed = seed * section.train_size
+    if first_seed + section.train_size > HELD_OUT_SEED:
         raise ConfigError(
-            f"run.seed = {seed} with task.train_size = {config.train_size} reaches the held-out seeds. Use a smaller run.seed."
+            f"run.seed = {seed} with task.train_size = {section.train_size} reaches the held-out seeds. Use a smaller run.seed."
         )
 
-    def make(size: int, at: int) -> Any:
+    def items(size: int, at: int) -> Any:
         try:
-            return reasoning_gym.create_dataset(config.generator, size=size, seed=at, **config.params)
+            return reasoning_gym.create_dataset(section.generator, size=size, seed=at, **section.params)
         except (TypeError, AssertionError, ValueError) as error:
-            raise ConfigError(f"task.params does not fit the generator {config.generator}: {error}") from error
+            raise ConfigError(f"task.params does not fit the generator {section.generator}: {error}") from error
 
     state = random.getstate()  # some generators draw from the global stream
     try:
-        train, held_out = make(config.train_size, first_seed), make(config.eval_size, HELD_OUT_SEED)
-        held_out_problems = [_problem(item, config.generator) for item in held_out]
-        train_problems = [_problem(item, config.generator) for item in train]
+        train, held_out = items(section.train_size, first_seed), items(section.eval_size, HELD_OUT_SEED)
+        held_out_problems = [_problem(item, section.generator) for item in held_out]
+        train_problems = [_problem(item, section.generator) for item in train]
     finally:
         random.setstate(state)
     return split_task(
         train_problems,
         held_out_problems,
-        GeneratorScore(config.generator, config.params),
-        whole_text=config.generator in WHOLE_TEXT,
+        GeneratorScore(section.generator, section.params),
+        whole_text=section.generator in WHOLE_TEXT,
     )
 
 

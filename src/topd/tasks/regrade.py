@@ -5,30 +5,29 @@ from concurrent.futures import Future
 from contextlib import closing
 from typing import Any
 
-from topd.config import Config, ReasoningGymConfig
+from topd.config import Config, GradedTaskConfig
 from topd.errors import ConfigError
+from topd.plugins import GRADER
 from topd.tasks.grading import Grade, Grader, Rule
 from topd.tasks.jsonl import parse_row
-from topd.tasks.load import load_task
 from topd.tasks.rows import ANSWERS, Number, answer_from
-from topd.tasks.scorers import SCORERS
-from topd.tasks.task import Problem
+from topd.tasks.task import Problem, make_task
 
 
 def grade_rows(config: Config, rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """{"extracted", "grade", "error"} of every row, in order.
 
     A row holds `completion` and `answer`, a string or a number, or what stands for an answer in training data (tasks/rows.py);
-    `question` finds the item of a reasoning_gym task that its scorer needs. Raises ConfigError for a row without a completion or
+    `question` finds the item of a task whose own scorer needs it. Raises ConfigError for a row without a completion or
     an answer's field, or with an answer that is neither.
     """
     items: dict[str, Problem] = {}
-    if isinstance(config.task, ReasoningGymConfig):
-        task = load_task(config.task, seed=config.run.seed)
+    if isinstance(config.task, GradedTaskConfig):  # the data itself is not needed
+        rule = Rule(score=GRADER.make(config.task.grader), answer_pattern=config.task.answer_pattern)
+    else:
+        task = make_task(config.task, seed=config.run.seed)
         items = {problem.question: problem for problem in [*task.train, *task.held_out]}
         rule = Rule(score=task.score, answer_pattern=config.task.answer_pattern, whole_text=task.whole_text)
-    else:  # the data itself is not needed
-        rule = Rule(score=SCORERS[config.task.grader], answer_pattern=config.task.answer_pattern)
     with closing(Grader(rule)) as grader:
         pending = [_graded(grader, row, f"row {number}", items) for number, row in enumerate(rows, 1)]
         yield from (_shown(graded.result()) for graded in pending)

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from topd.tasks.answers import AROUND, EMPHASIS, WRAPPED, last_boxed
-from topd.tasks.task import Problem, Score
+from topd.tasks.task import Problem
 
 
 def exact(answer: str, problem: Problem) -> float:
@@ -25,8 +25,6 @@ def math_verify(answer: str, problem: Problem) -> float:
     assert problem.answer is not None
     return _equal(normal(last_boxed(problem.answer) or problem.answer), normal(answer))
 
-
-SCORERS: dict[str, Score] = {"exact": exact, "math_verify": math_verify}
 
 SAME = str.maketrans(
     {chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}  # full-width forms

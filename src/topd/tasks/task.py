@@ -6,6 +6,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, Literal
 
 from topd.errors import ConfigError
+from topd.plugins import TASK
 
 Score = Callable[[str, "Problem"], float]
 """(answer of a completion, its problem) -> grade in [0, 1]. May raise: grading.py turns that into 0 and a count. It is sent to
@@ -63,6 +64,17 @@ class Task:
     """Held-out problems left out because an earlier one asks the same."""
     num_unanswered: int = 0
     """Held-out problems left out because they have no answer."""
+
+
+def make_task(section: Any, *, seed: int) -> Task:
+    """The task of a section. Raises ConfigError if the data cannot be found or read, or if there is nothing to train on."""
+    task: Task = TASK.make(section, seed=seed)
+    if not task.train:
+        raise ConfigError(
+            f'[task] has no training problems (type = "{section.type}"; problems that are also held out do not count). '
+            "Give a data set with at least one, or more of them."
+        )
+    return task
 
 
 def split_task(train: Sequence[Problem], held_out: Sequence[Problem], score: Score, *, whole_text: bool = False) -> Task:

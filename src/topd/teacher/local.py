@@ -1,19 +1,40 @@
 """A teacher loaded in this process."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 from torch import Tensor
 
+from topd.config import Config as RunConfig
+from topd.config import MapEos, TeacherConfig
 from topd.evidence import Wanted
 from topd.models.language_model import LanguageModel
+from topd.models.load import load
 from topd.models.logprobs import TokenGroup, Tokens, ranked_logprobs, score_groups
 from topd.ragged import Ragged
 from topd.rollout.embedded import EmbeddedEngine
-from topd.teacher.fit import check_end_tokens, check_vocabulary
+from topd.rollout.engine import Resources
+from topd.teacher.fit import check_end_tokens, check_vocabulary, end_token_map
 from topd.teacher.teacher import Check, Scores, Unscored, scored
 from topd.types import RolloutGroup
 
 DEFAULT = Wanted()
+
+
+class Config(TeacherConfig):
+    type: Literal["local"] = "local"
+    map_eos: MapEos = False
+
+
+def make(section: Config, *, role: str, config: RunConfig, student: LanguageModel, resources: Resources) -> "LocalTeacher":
+    model = load(section.name, dtype=section.dtype, device=student.device, role=role)
+    return LocalTeacher(
+        model,
+        temperature=config.rollout.temperature,
+        max_tokens=config.trainer.max_tokens_per_microbatch,
+        max_concurrent_rollouts=max(config.rollout.max_concurrent_rollouts, config.eval.samples_per_problem),
+        map_eos=end_token_map(student.eos_token_ids, model.eos_token_ids) if section.map_eos else None,
+    )
 
 
 class LocalTeacher:

@@ -18,11 +18,11 @@ from topd.models.logprobs import score_groups
 from topd.models.policy import frozen_copy
 from topd.ops.proximal import proximal_reward
 from topd.rollout.engine import Engine, SamplingParams
-from topd.teacher.endpoint import EndpointTeacher
 from topd.teacher.local import DEFAULT, LocalTeacher
 from topd.teacher.probe_numbers import check_numbers
 from topd.teacher.probe_weights import check_weights
 from topd.teacher.routed import RoutedTeacher
+from topd.teacher.served import EndpointTeacher
 from topd.teacher.teacher import Check, OneTeacher, Teacher, Unscored, broken_scores
 from topd.types import Prompt, RolloutGroup
 
@@ -164,8 +164,7 @@ def check_self_teacher(config: Config, student: LanguageModel, groups: Sequence[
         return Check(name=name, ok=False, detail=detail)
     if not asked:
         return Check(name=name, ok=True, detail=detail)
-    served = any(teacher.base_url for teacher in config.teachers_by_name().values())
-    if served:
+    if config.served_teachers():
         detail += ". Servers do not report their precision; it is assumed to be the teacher's dtype"
     if config.reward_dtype == "float32":
         return Check(name=name, ok=True, detail=detail)

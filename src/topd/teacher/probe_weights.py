@@ -13,7 +13,7 @@ from topd.models.language_model import LanguageModel
 from topd.models.load import load, place
 from topd.models.logprobs import TokenGroup, Tokens, score_groups
 from topd.models.proof import distance, make_canary, probe_logprobs
-from topd.teacher.endpoint import EndpointTeacher
+from topd.teacher.served import EndpointTeacher
 from topd.teacher.teacher import Check, Scores
 
 SAME_MODEL = 0.02

@@ -95,11 +95,10 @@ def _settings(run: StoredRun, given: Mapping[str, Any]) -> tuple[AlgorithmConfig
 
 
 def _algorithm(table: Mapping[str, Any], where: str = "") -> AlgorithmConfig:
-    problems: list[str] = []
-    config = config_file.algorithm_section(table, problems)
-    if config is None:
-        raise ConfigError(where + "\n".join(problems))
-    return config
+    try:
+        return config_file.algorithm_section(table)
+    except ConfigError as error:
+        raise ConfigError(f"{where}{error}") from None
 
 
 def _name(given: Mapping[str, Any], steps: Sequence[int] | None, name: str | None) -> str:

@@ -6,12 +6,15 @@ A group that cannot be scored is given up alone; the run goes on without it, or 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
+from typing import Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from topd.config import TeacherConfig
+from topd.config import Config as RunConfig
+from topd.config import EndpointConfig, EnvironmentName, MapEos, TeacherConfig
 from topd.endpoint.background import Background, all_or_none
 from topd.endpoint.cache import ScoreCache
 from topd.endpoint.faults import BadAnswer, Fault, Forbidden, OtherModel
@@ -25,6 +28,7 @@ from topd.models.load import end_tokens, place
 from topd.models.logprobs import TokenGroup, Tokens
 from topd.models.proof import distance, make_canary
 from topd.ragged import Ragged
+from topd.rollout.engine import Resources
 from topd.rollout.served import ServedEngine
 from topd.teacher.fit import check_decoding, check_end_tokens, check_tokenizer, end_token_map
 from topd.teacher.local import DEFAULT, mapped
@@ -35,6 +39,27 @@ MAX_REQUEST_TOKENS = 131_072
 """Prompt and completion tokens in one request; a larger group is cut by rows."""
 
 
+class Config(TeacherConfig, EndpointConfig):
+    MAY_CHANGE = TeacherConfig.MAY_CHANGE | EndpointConfig.MAY_CHANGE
+    type: Literal["served"] = "served"
+    map_eos: MapEos = False
+    tokenizer: str | None = Field(
+        None, description="Folder or hub id with the tokenizer of a served teacher, where its servers cannot prove theirs."
+    )
+    api_key_env: EnvironmentName = Field("TOPD_TEACHER_API_KEY", description="Environment variable that holds the servers' key.")
+
+
+def make(section: Config, *, role: str, config: RunConfig, student: LanguageModel, resources: Resources) -> "EndpointTeacher":
+    return EndpointTeacher(
+        section,
+        resources.background,
+        role=role,
+        student=student,
+        temperature=config.rollout.temperature,
+        cache=resources.cache,
+    )
+
+
 class EndpointTeacher:
     """Connects at once. Raises ConfigError if no server can be used, or they are not one model."""
 
@@ -43,7 +68,7 @@ class EndpointTeacher:
 
     def __init__(
         self,
-        config: TeacherConfig,
+        config: Config,
         background: Background,
         *,
         role: str,
@@ -51,30 +76,20 @@ class EndpointTeacher:
         temperature: float,
         cache: ScoreCache | None,
     ) -> None:
-        assert config.base_url is not None
         self.role = role
         self.config = config
         self.student = student
         self.cache = cache
         self.background = background
         self.served = ServedModel(
-            config.base_url,
-            role=role,
-            name=config.name,
-            api_key_env=config.api_key_env,
-            canary=make_canary(student.tokenizer),
-            temperature=temperature,
-            max_concurrent=config.max_concurrent_requests,
-            timeout_s=config.timeout_s,
-            max_attempts=config.max_attempts,
-            patience_s=config.patience_s,
+            config, role=role, name=config.name, canary=make_canary(student.tokenizer), temperature=temperature
         )
         self._pending: dict[Tokens, Future[list[Tensor]]] = {}
         self._cached = 0
         self._counted = (0, 0)
         self.tokenizer = _load_tokenizer(config.tokenizer, role) if config.tokenizer else None
         background.at_close(self.served.close)
-        background.run(self.served.connect(wait_s=config.wait_s))
+        background.run(self.served.connect())
         self.map_eos = self._map_eos()
         self._first_form = self.served.dialect.name
         """Name of the form of the run's first answers."""

@@ -15,14 +15,13 @@ from tests.fakes import EOS, make_model, make_prompt, ragged_groups
 from tests.serve.serving import serving, wait_until
 from topd import config_file
 from topd.assemble import assemble, probe
-from topd.config import TeacherConfig
 from topd.endpoint.background import Background
 from topd.endpoint.cache import ScoreCache
 from topd.errors import ConfigError, RunStopped
 from topd.models.logprobs import score_groups
 from topd.ragged import Ragged
-from topd.teacher import endpoint as module
-from topd.teacher.endpoint import EndpointTeacher
+from topd.teacher import served as module
+from topd.teacher.served import Config, EndpointTeacher
 from topd.teacher.teacher import Unscored
 from topd.types import Rollout, RolloutGroup
 
@@ -64,7 +63,7 @@ def make(tmp_path):
             caches.append(ScoreCache(tmp_path / f"{len(caches)}.sqlite") if cache is True else cache)
         settings = {"timeout_s": 2.0, "patience_s": 2.0, **keys}
         return EndpointTeacher(
-            TeacherConfig(name="m", base_url=list(urls), **settings),
+            Config(name="m", base_url=list(urls), **settings),
             background,
             role="teacher",
             student=student or make_model(seed=5),

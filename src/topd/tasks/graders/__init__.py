@@ -1,0 +1,1 @@
+"""One module per grader; `task.grader = "exact"` selects the module `topd.tasks.graders.exact`."""
