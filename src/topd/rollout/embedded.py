@@ -34,10 +34,8 @@ class Config(EngineConfig):
     def rules(self, config: RunConfig) -> Iterator[str]:
         yield from super().rules(config)
         rows = config.rollout.max_concurrent_rollouts
-        for key, size in (
-            ("rollout.group_size", config.rollout.group_size),
-            ("eval.samples_per_problem", config.eval.samples_per_problem),
-        ):
+        sizes = {"rollout.group_size": config.rollout.group_size, "eval.samples_per_problem": config.eval.samples_per_problem}
+        for key, size in sizes.items():
             if rows < size:
                 yield (
                     f"rollout.max_concurrent_rollouts must be >= {key}, as the completions of a prompt are decoded together; "
@@ -52,10 +50,6 @@ def make(section: Config, *, config: RunConfig, policy: Policy, resources: Resou
     else:
         sampler = frozen_copy(policy.model, getattr(torch, config.student.dtype))
     return EmbeddedEngine(sampler, max_concurrent_rollouts=config.rollout.max_concurrent_rollouts, policy=policy)
-
-
-def _ignore(told: object) -> None:
-    return None
 
 
 class EmbeddedEngine:
@@ -93,8 +87,8 @@ class EmbeddedEngine:
         prompts: Sequence[Prompt],
         params: SamplingParams,
         *,
-        on_tokens: Callable[[int], None] = _ignore,
-        on_groups: Callable[[Sequence[RolloutGroup]], None] = _ignore,
+        on_tokens: Callable[[int], None] = lambda num_tokens: None,
+        on_groups: Callable[[Sequence[RolloutGroup]], None] = lambda groups: None,
     ) -> list[RolloutGroup]:
         per_batch = max(1, self.max_concurrent_rollouts // params.n)  # one group is never cut
         groups: list[RolloutGroup] = []

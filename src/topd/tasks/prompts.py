@@ -79,9 +79,7 @@ def make_prompts(
     return RenderedPrompts(
         prompts=kept,
         too_long=tuple(prompt.problem for prompt in prompts if len(prompt.token_ids) > longest),
-        unknown=tuple(
-            (problem.source or prompts[i].id, rendered[i].unknown) for i, problem in enumerate(problems) if rendered[i].unknown
-        ),
+        unknown=tuple((p.source or prompts[i].id, rendered[i].unknown) for i, p in enumerate(problems) if rendered[i].unknown),
         num_as_given=sum(item.as_given for item in rendered),
     )
 
@@ -100,10 +98,7 @@ def _prompt(problem: Problem, rendered: Rendered, prompt_id: str) -> Prompt:
 
 def demonstrate(prompt: Prompt, model: LanguageModel, max_tokens: int) -> Rollout:
     """The prompt's demonstration as a completion, ended by the model's end token unless it is cut at `max_tokens`."""
-    if prompt.demonstration is None:
-        raise ConfigError(
-            f"prompt {prompt.id} has no demonstration, which this algorithm learns from. Add the field to the data."
-        )
+    assert prompt.demonstration is not None, "assemble.check_prompts refuses such prompts"
     token_ids = model.tokenizer(prompt.demonstration, add_special_tokens=False)["input_ids"]
     token_ids = (*token_ids, model.eos_token_ids[0])[:max_tokens]
     return Rollout(

@@ -66,19 +66,15 @@ class Trainer:
             loss += float(part.loss.detach())
             places = batch.streams.places(pieces)
             log_importance[places], clipped[places] = part.log_importance, part.clipped
-        grad_norm = self._clip_gradients(batch)
+        grad_norm = self.policy.clip_gradients(self.config.max_grad_norm)
+        if not math.isfinite(grad_norm):
+            raise RunStopped(self._not_finite("the gradient", batch.groups))
         rate = learning_rate(self.config, update=self.policy.version, total_updates=self.total_updates)
         report = UpdateReport(loss=loss, grad_norm=grad_norm, learning_rate=rate, log_importance=log_importance, clipped=clipped)
         with uninterrupted():
             self.policy.step(rate)
             self.reports = (*self.reports, report)
         return report
-
-    def _clip_gradients(self, batch: TrainBatch) -> float:
-        norm = self.policy.clip_gradients(self.config.max_grad_norm)
-        if not math.isfinite(norm):
-            raise RunStopped(self._not_finite("the gradient", batch.groups))
-        return norm
 
     def _not_finite(self, what: str, groups: Sequence[RolloutGroup]) -> str:
         shown = ", ".join(group.prompt.id for group in groups[:4]) + (" ..." if len(groups) > 4 else "")
