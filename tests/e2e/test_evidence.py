@@ -8,42 +8,11 @@ import pytest
 import torch
 
 import topd
+from tests.e2e.extending import modules
 from tests.e2e.tiny import tiny_config
 from topd.errors import ConfigError
 
-SOURCE = '''
-"""The teacher's k likeliest tokens as targets: -sum_v q(v) log p(v) at every sampled token, q renormalised over them."""
-
-from typing import Literal
-
-import torch
-
-from topd.config import AlgorithmConfig
-from topd.ops.weighting import token_mean
-from topd.types import Credit
-
-NEEDS = frozenset({"teacher_top_ids", "teacher_top_logprobs"})
-WEIGHTING = token_mean
-
-
-class Config(AlgorithmConfig):
-    type: Literal["mine.crossentropy"] = "mine.crossentropy"
-
-    @property
-    def teacher_top_k(self) -> int:
-        return 3
-
-
-def credit(evidence, config):
-    zeros = torch.zeros(evidence.num_tokens)
-    return Credit(advantages=zeros, token_rewards=zeros, returns=zeros)
-
-
-def objective(forward, batch, config):
-    targets = batch["teacher_top_logprobs"].softmax(-1)
-    loss = -(targets * forward.logprobs_of(batch["teacher_top_ids"])).sum(-1)
-    return loss, torch.zeros_like(loss, dtype=torch.bool)
-'''
+SOURCE = modules()["mine/crossentropy.py"]
 
 
 @pytest.fixture
@@ -93,7 +62,7 @@ def test_a_step_stored_with_distributions_is_resumed_between_two_updates(crossen
 
 
 def test_what_no_table_names_is_an_error(crossentropy, tmp_path):
-    crossentropy.write_text(SOURCE.replace('"teacher_top_ids", ', '"teacher_mood", '))
+    crossentropy.write_text(SOURCE.replace('"teacher_top_ids", ', '"teacher_mood", ', 1))
     with pytest.raises(ConfigError, match=r"needs 'teacher_mood', which is none of .*teacher_top_logprobs"):
         topd.train(tiny_config(tmp_path / "run", algorithm={"type": "mine.crossentropy"}))
 
