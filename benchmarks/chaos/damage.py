@@ -193,7 +193,7 @@ class Damage:
             line
             for line in more
             if re.search(
-                r"note: |class=.problem|damaged|not there|not proven|could not be read|missing|left out|lost|lacks", line
+                r"note: |class=.problem|\bdamaged|not there|not proven|could not be read|missing|left out|lost|lacks", line
             )
         ]
         shown = " ".join(" ".join(said or more).split())[:400]

@@ -30,10 +30,7 @@ def train(config: "Config | str | Path | Mapping[str, Any]", *overrides: str) ->
 
 
 def evaluate(model: str | Path, config: "Config | str | Path | Mapping[str, Any]", *overrides: str) -> list[dict[str, Any]]:
-    """avg@k, pass@k, intervals and settings of a model on the configuration's benchmarks: one row per benchmark.
-
-    `model` is named like `student.name`; the configuration defines the problems and the sampling.
-    """
+    """avg@k, pass@k and intervals of a model, named like `student.name`, on the configuration's benchmarks: one row each."""
     from topd import config_file
     from topd.eval.standalone import evaluate_model
 

@@ -11,14 +11,13 @@ import os
 import re
 import signal
 import sys
-import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 
 from topd.cli_options import DEFAULT_TOKEN_ENV, REPORT_PORT, explain_options, report_options, rescore_options, serve_options
 from topd.config_words import SECTIONS
-from topd.run.interrupt import stopping_signals
+from topd.run.interrupt import handling, stopping_signals
 
 EXIT_INTERRUPTED = 130
 EXIT_STOPPED = 3
@@ -73,7 +72,7 @@ def command() -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    with _early_signals():
+    with handling(_stop):
         try:
             return _end_output(_main(sys.argv[1:] if argv is None else argv))
         except SystemExit as end:  # of argparse
@@ -136,27 +135,14 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-@contextlib.contextmanager
-def _early_signals() -> Iterator[None]:
-    """Inside, the stopping signals end the command with a message. Runs, servers and watched reports install other handlers."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(signum: int, frame: FrameType | None) -> None:
-        while frame is not None:
-            if frame.f_code.co_filename.startswith("<frozen importlib"):  # an import may swallow an exception, or crash from it
-                os.write(2, b"topd: interrupted\n")
-                os._exit(EXIT_INTERRUPTED)
-            frame = frame.f_back
-        raise KeyboardInterrupt
-
-    before = {signum: signal.signal(signum, stop) for signum in stopping_signals()}
-    try:
-        yield
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
+def _stop(signum: int, frame: FrameType | None) -> None:
+    """End the command with a message. Runs, servers and watched reports install other handlers of the stopping signals."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):  # an import may swallow an exception, or crash from it
+            os.write(2, b"topd: interrupted\n")
+            os._exit(EXIT_INTERRUPTED)
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -343,29 +329,20 @@ def _parser() -> argparse.ArgumentParser:
         return added
 
     config_help = "a TOML file, or the name of a shipped configuration (quickstart, smollm2, ...)"
-    verb("train", _train, "The main job: train the student, evaluate before and after, write the run folder.").add_argument(
-        "config", metavar="CONFIG", help=config_help
-    )
+    training = verb("train", _train, "The main job: train the student, evaluate before and after, write the run folder.")
     evaluation = verb("eval", _eval, "avg@k and pass@k of a model, with intervals, on the configuration's held-out problems.")
     evaluation.add_argument("model", metavar="MODEL", help="model folder, hub id, .gguf file or builtin:NAME")
     evaluation.add_argument("--config", required=True, metavar="CONFIG", help=config_help)
-    verb("probe", _probe, "Check that teacher, student, tokenizer and task fit, before any training.").add_argument(
-        "config", metavar="CONFIG", help=config_help
-    )
+    probing = verb("probe", _probe, "Check that teacher, student, tokenizer and task fit, before any training.")
     grading = verb("grade", _grade, "Grade given completions by the configuration's task: one JSON object per line.")
-    grading.add_argument("config", metavar="CONFIG", help=config_help)
+    for configured in (training, probing, grading):
+        configured.add_argument("config", metavar="CONFIG", help=config_help)
     grading.add_argument("file", metavar="FILE", help='lines of {"answer": ..., "completion": ...}; - reads standard input')
     serve_options(verb("serve", _serve, "Serve a model over HTTP: log-probs and completions, with vLLM's API.", SERVE_EPILOG))
     report_options(verb("report", _report, "One HTML file: result, health, curves, comparison and tokens.", REPORT_EPILOG))
     explain_options(verb("explain", _explain, "One group of a run, token by token, in the terminal.", EXPLAIN_EPILOG))
-    rescore_options(
-        verb(
-            "rescore",
-            _rescore,
-            "Recompute the credit of a run's stored rollouts under other settings, without sampling or scoring.",
-            RESCORE_EPILOG,
-        )
-    )
+    recomputed = "Recompute the credit of a run's stored rollouts under other settings, without sampling or scoring."
+    rescore_options(verb("rescore", _rescore, recomputed, RESCORE_EPILOG))
     resolved = verb("config", _config, "Print the resolved configuration, or the list of all keys.")
     resolved.add_argument("config", metavar="CONFIG", nargs="?", help=f"{config_help}; with --keys: a section")
     resolved.add_argument("--keys", action="store_true", help="list every key, or those of a section, with meaning and default")

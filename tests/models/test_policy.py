@@ -20,7 +20,7 @@ def updated(policy: Policy, updates: int = 2) -> Policy:
     """The policy after some updates towards its own samples."""
     for _ in range(updates):
         policy.zero_grad()
-        (-policy(GROUPS, temperature=1.0).mean()).backward()
+        (-policy(GROUPS, temperature=1.0).logprobs.mean()).backward()
         policy.clip_gradients(1.0)
         policy.step(1e-2)
     return policy
@@ -35,7 +35,7 @@ def test_its_forward_pass_is_that_of_the_model_and_its_hooks_fire() -> None:
     policy, called = Policy(make_model()), []
     policy.register_forward_pre_hook(lambda *_: called.append("before"))
     policy.register_forward_hook(lambda *_: called.append("after"))
-    logprobs = policy(GROUPS, temperature=0.7)
+    logprobs = policy(GROUPS, temperature=0.7).logprobs
     assert called == ["before", "after"]
     assert torch.equal(logprobs, completion_logprobs(policy.model, GROUPS, temperature=0.7))
     assert logprobs.requires_grad

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topd.ops.objective import clipped_surrogate, is_clipped, negative_log_likelihood, reinforce
+from topd.ops.objective import clipped_surrogate, is_clipped, negative_log_likelihood
 
 CLIP = dict(clip_low=0.2, clip_high=0.2)
 
@@ -82,22 +82,11 @@ def test_extreme_ratios():
     assert is_clipped(log_importance, advantages, **CLIP).tolist() == [True, False, True, True]
 
 
-def test_reinforce_value_and_gradient():
-    # loss = -r A, d loss / d log r = -r A
-    log_importance = torch.tensor([0.0, math.log(2.0), math.log(0.5)], requires_grad=True)
-    advantages = torch.tensor([1.0, -3.0, 4.0], requires_grad=True)
-    loss = reinforce(log_importance, advantages)
-    loss.sum().backward()
-    assert loss.tolist() == pytest.approx([-1.0, 6.0, -2.0])
-    assert log_importance.grad.tolist() == pytest.approx([-1.0, 6.0, -2.0])
-    assert advantages.grad is None
-
-
 @given(pairs)
-def test_clipped_surrogate_without_an_active_clip_is_reinforce(values):
+def test_clipped_surrogate_without_an_active_clip_is_the_plain_policy_gradient(values):
     log_importance = torch.tensor([x / 100 for x, _ in values])
     advantages = torch.tensor([a for _, a in values])
-    assert torch.equal(clipped_surrogate(log_importance, advantages, **CLIP), reinforce(log_importance, advantages))
+    assert torch.equal(clipped_surrogate(log_importance, advantages, **CLIP), -log_importance.exp() * advantages)
 
 
 def test_negative_log_likelihood():

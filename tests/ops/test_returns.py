@@ -3,10 +3,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topd.ops.returns import discounted, immediate, immediate_plus_mean_future
+from topd.ops.returns import discounted, immediate_plus_mean_future
 
 ALL = {
-    "immediate": immediate,
     "mean_of_future": immediate_plus_mean_future,
     "discounted": lambda rewards, lengths: discounted(rewards, lengths, discount=0.9),
 }
@@ -73,14 +72,14 @@ def test_discounted_literal():
 @given(completions)
 def test_discount_zero_is_immediate_and_one_is_the_plain_sum(parts):
     rewards, lengths = flat(parts)
-    assert torch.equal(discounted(rewards, lengths, discount=0.0), immediate(rewards, lengths))
+    assert torch.equal(discounted(rewards, lengths, discount=0.0), rewards)
     sums = torch.cat([torch.tensor(part).flip(0).cumsum(0).flip(0) for part in parts])
     torch.testing.assert_close(discounted(rewards, lengths, discount=1.0), sums, atol=1e-4, rtol=1e-5)
 
 
 def test_no_completions_give_no_returns():
     empty, none = torch.zeros(0), torch.zeros(0, dtype=torch.long)
-    assert len(discounted(empty, none, discount=0.9)) == len(immediate(empty, none)) == 0
+    assert len(discounted(empty, none, discount=0.9)) == 0
     assert len(immediate_plus_mean_future(empty, none)) == 0
 
 

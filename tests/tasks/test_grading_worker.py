@@ -1,20 +1,21 @@
 """No answer and no scorer can stop, slow or crash a run: limits of time, of memory and of one grade."""
 
-import io
 import os
 import pickle
 import signal
+import socket
+import struct
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from multiprocessing.connection import Connection
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from tests.tasks.scorers import misbehave
-from topd.tasks.grading import MAX_ANSWER, SIZE, Grade, Grader, Rule, WorkerDied, _Worker
+from topd.tasks.grading import MAX_ANSWER, Grade, Grader, Rule, WorkerDied, _Worker
 from topd.tasks.scorers import exact, math_verify
 from topd.tasks.task import Problem
 
@@ -135,21 +136,27 @@ def test_of_an_answer_too_long_to_compare_only_the_beginning_comes_back(grader: 
 
 def frame(message: object) -> bytes:
     data = pickle.dumps(message)
-    return SIZE.pack(len(data)) + data
+    return struct.pack("!i", len(data)) + data
 
 
 WHOLE = frame((1, "answer"))
 
 
 @pytest.mark.parametrize(
-    "replies", [b"", WHOLE[:2], WHOLE[:4], WHOLE[:9], WHOLE, SIZE.pack(4) + b"junk"], ids=lambda replies: str(len(replies))
+    "replies",
+    [b"", WHOLE[:2], WHOLE[:4], WHOLE[:9], WHOLE, struct.pack("!i", 4) + b"junk"],
+    ids=lambda replies: str(len(replies)),
 )
 def test_a_broken_reply_is_a_worker_that_died(replies: bytes) -> None:
     """Bytes of a worker that ended within its replies."""
     worker = object.__new__(_Worker)
-    worker._process, worker._rule, worker._requests = SimpleNamespace(stdin=io.BytesIO(), stdout=io.BytesIO(replies)), None, 0
-    with pytest.raises(WorkerDied):
-        worker.grade("answer", problem())
+    ours, theirs = socket.socketpair()
+    with theirs, closing(Connection(ours.detach())) as connection:
+        theirs.sendall(replies)
+        theirs.shutdown(socket.SHUT_WR)
+        worker._connection, worker._rule, worker._requests = connection, None, 0
+        with pytest.raises(WorkerDied):
+            worker.grade("answer", problem())
 
 
 def test_closing_ends_the_processes() -> None:

@@ -39,7 +39,7 @@ from topd.ops.proximal import (
     proximal_reward,
     without_rounding,
 )
-from topd.ops.returns import discounted, immediate, immediate_plus_mean_future
+from topd.ops.returns import discounted, immediate_plus_mean_future
 from topd.ops.weighting import group_token_mean, tokens_per_group
 from topd.ragged import Ragged
 from topd.types import Credit, Forward
@@ -176,7 +176,7 @@ def token_returns(rewards: Float[Tensor, " token"], lengths: Int[Tensor, " rollo
         case "mean_of_future":
             return immediate_plus_mean_future(rewards, lengths)
         case "immediate":
-            return immediate(rewards, lengths)
+            return rewards
         case "discounted":
             return discounted(rewards, lengths, discount=config.discount)
 

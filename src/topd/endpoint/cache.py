@@ -1,7 +1,4 @@
-"""Scores on disk, so that a run resumed after a crash does not repeat requests that were already answered.
-
-SQLite: one file, safe against kill -9, no pickle. Keys are digests of the teacher's identity and the token ids.
-"""
+"""Scores in one SQLite file, so that a run resumed after a crash does not repeat requests that were already answered."""
 
 import hashlib
 import sqlite3
@@ -33,9 +30,8 @@ class ScoreCache:
         with self._open():
             path.parent.mkdir(parents=True, exist_ok=True)
             self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-            self._database.execute(
-                "PRAGMA locking_mode = EXCLUSIVE"
-            )  # WAL otherwise needs shared memory, which network folders lack
+            # WAL otherwise needs shared memory, which network folders lack
+            self._database.execute("PRAGMA locking_mode = EXCLUSIVE")
             self._database.execute("PRAGMA journal_mode = WAL")
             self._database.execute("PRAGMA synchronous = NORMAL")
             self._database.execute("CREATE TABLE IF NOT EXISTS scores (key BLOB PRIMARY KEY, generation INTEGER, logprobs BLOB)")

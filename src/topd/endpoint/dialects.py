@@ -1,12 +1,12 @@
 """Dialects: requests for the log-probs of given tokens in each server's API, and checked readers of the answers.
 
-A dialect turns groups (a prompt and its completions, as token ids) into one request, and the response into one number per
-completion token, in the same order. Every token is looked up by its id; numbers that are missing, None, NaN, infinite, above 0
-or of another token raise BadAnswer. Prompts and completions are never sent as text.
+Every token is looked up by its id; numbers that are missing, None, NaN, infinite, above 0 or of another token raise BadAnswer.
+Prompts and completions are never sent as text.
 """
 
 import reprlib
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import httpx2
@@ -19,6 +19,9 @@ from topd.models.logprobs import SLACK, TokenGroup
 
 LOWEST = -9000.0
 """vLLM writes -9999 for minus infinity, which JSON lacks. No float32 softmax gives a sampled token a log-prob this low."""
+
+
+OTHER_TOKENS = "the scores are of other tokens than those sent"
 
 
 @runtime_checkable
@@ -44,18 +47,18 @@ def read_scores(dialect: Dialect, response: httpx2.Response, groups: Sequence[To
     """Checked log-probs of a response, flat. Raises BadAnswer."""
     try:
         logprobs = dialect.decode(response, groups)
-    except BadAnswer:
-        raise
+        expected = len(_tokens(groups))
+        if len(logprobs) != expected:
+            raise BadAnswer(f"{len(logprobs)} log-probs for {expected} tokens")
+        for value in logprobs:
+            if not is_logprob(value):
+                raise BadAnswer(f"{reprlib.repr(value)} cannot be the log-prob of a sampled token")
+        return [float(value) for value in logprobs]
+    except BadAnswer as fault:
+        raise BadAnswer(f"{response.url.host}: {fault}") from None
     except Exception as error:  # foreign bytes can fail anywhere in json, safetensors and numpy, in any way
         reason = f"{type(error).__name__}: {reprlib.repr(str(error))}"
         raise BadAnswer(f"{response.url.host}: unreadable answer ({reason})") from None
-    expected = len(_tokens(groups))
-    if len(logprobs) != expected:
-        raise BadAnswer(f"{response.url.host}: {len(logprobs)} log-probs for {expected} tokens")
-    for value in logprobs:
-        if not is_logprob(value):
-            raise BadAnswer(f"{response.url.host}: {reprlib.repr(value)} cannot be the log-prob of a sampled token")
-    return [float(value) for value in logprobs]
 
 
 def is_logprob(value: Any) -> bool:
@@ -86,45 +89,60 @@ class TopdScore:
         for name, dtype in (("token_ids", torch.int64), ("logprobs", torch.float32)):
             tensor = tensors[name]
             if tensor.dtype != dtype or tensor.shape != (len(expected),):  # before any of it becomes Python objects
-                raise BadAnswer(f"{response.url.host}: {name} of {tensor.dtype} {[*tensor.shape]} for {len(expected)} tokens")
+                raise BadAnswer(f"{name} of {tensor.dtype} {[*tensor.shape]} for {len(expected)} tokens")
         if tensors["token_ids"].tolist() != expected:
-            raise BadAnswer(f"{response.url.host}: the scores are of other tokens than those sent")
+            raise BadAnswer(OTHER_TOKENS)
         return list(tensors["logprobs"].tolist())
 
 
-class _Rows:
+class _Rows(ABC):
     """Base of dialects without groups: every completion is sent as one row, after its prompt."""
 
     honours_temperature = False
     engine_kind = "vllm"
     spare_tokens = 1  # vLLM and SGLang always reserve room for one sampled token
+    settings: Mapping[str, Any] = {}
+    """Rest of a request to OpenAI's `/v1/completions`."""
 
     @staticmethod
-    def rows(groups: Sequence[TokenGroup]) -> Iterator[tuple[tuple[int, ...], int]]:
+    def rows(groups: Sequence[TokenGroup]) -> Iterator[tuple[list[int], int]]:
         """(prompt + completion, tokens of the prompt) of every completion."""
         for group in groups:
             for completion in group.completions:
-                yield (*group.prompt_ids, *completion), len(group.prompt_ids)
+                yield [*group.prompt_ids, *completion], len(group.prompt_ids)
+
+    def decode(self, response: httpx2.Response, groups: Sequence[TokenGroup]) -> list[Any]:
+        answers = zip(self.rows(groups), self.answers(response), strict=True)
+        return [value for (row, start), answer in answers for value in self.read(answer, row, start)]
+
+    def answers(self, response: httpx2.Response) -> list[Any]:
+        """Choices of an OpenAI answer, in the order of its prompts."""
+        choices = response.json()["choices"]
+        if sorted(choice["index"] for choice in choices) != list(range(len(choices))):
+            raise BadAnswer("choices are missing or given twice")
+        return sorted(choices, key=lambda choice: choice["index"])
+
+    @abstractmethod
+    def read(self, answer: Any, row: list[int], start: int) -> list[Any]:
+        """Log-probs of `row[start:]` in its answer."""
+
+    def encode(self, groups: Sequence[TokenGroup], *, model: str, temperature: float) -> Request:
+        prompts = [row for row, _ in self.rows(groups)]
+        body = {"model": model, "prompt": prompts, "temperature": 1.0, **self.settings}
+        return Request(path="/v1/completions", json=body, num_tokens=sum(map(len, prompts)))
 
 
 class VllmPromptLogprobs(_Rows):
     """vLLM's `/v1/completions` with `prompt_logprobs`: a mapping per position, with the actual token among its keys."""
 
     name = "vLLM /v1/completions with prompt_logprobs"
+    settings: Mapping[str, Any] = {"prompt_logprobs": 0, "max_tokens": 1}
 
-    def encode(self, groups: Sequence[TokenGroup], *, model: str, temperature: float) -> Request:
-        prompts = [list(row) for row, _ in self.rows(groups)]
-        body = {"model": model, "prompt": prompts, "prompt_logprobs": 0, "max_tokens": 1, "temperature": 1.0}
-        return Request(path="/v1/completions", json=body, num_tokens=sum(map(len, prompts)))
-
-    def decode(self, response: httpx2.Response, groups: Sequence[TokenGroup]) -> list[Any]:
-        logprobs: list[Any] = []
-        for (row, start), choice in zip(self.rows(groups), _choices(response), strict=True):
-            positions = choice["prompt_logprobs"]
-            if len(positions) != len(row):
-                raise BadAnswer(f"{response.url.host}: {len(positions)} positions for {len(row)} tokens")
-            logprobs += [entry[str(token)]["logprob"] for token, entry in zip(row[start:], positions[start:], strict=True)]
-        return logprobs
+    def read(self, answer: Any, row: list[int], start: int) -> list[Any]:
+        positions = answer["prompt_logprobs"]
+        if len(positions) != len(row):
+            raise BadAnswer(f"{len(positions)} positions for {len(row)} tokens")
+        return [entry[str(token)]["logprob"] for token, entry in zip(row[start:], positions[start:], strict=True)]
 
 
 class VllmEcho(_Rows):
@@ -132,21 +150,12 @@ class VllmEcho(_Rows):
 
     name = "OpenAI /v1/completions with echo"
     engine_kind = "other"
+    settings: Mapping[str, Any] = {"echo": True, "logprobs": 0, "max_tokens": 0, "return_tokens_as_token_ids": True}
 
-    def encode(self, groups: Sequence[TokenGroup], *, model: str, temperature: float) -> Request:
-        prompts = [list(row) for row, _ in self.rows(groups)]
-        echo = {"echo": True, "logprobs": 0, "max_tokens": 0, "return_tokens_as_token_ids": True}
-        body = {"model": model, "prompt": prompts, "temperature": 1.0, **echo}
-        return Request(path="/v1/completions", json=body, num_tokens=sum(map(len, prompts)))
-
-    def decode(self, response: httpx2.Response, groups: Sequence[TokenGroup]) -> list[Any]:
-        logprobs: list[Any] = []
-        for (row, start), choice in zip(self.rows(groups), _choices(response), strict=True):
-            echoed = choice["logprobs"]
-            if echoed["tokens"] != [f"token_id:{token}" for token in row]:
-                raise BadAnswer(f"{response.url.host}: the scores are of other tokens than those sent")
-            logprobs += echoed["token_logprobs"][start:]
-        return logprobs
+    def read(self, answer: Any, row: list[int], start: int) -> list[Any]:
+        if answer["logprobs"]["tokens"] != [f"token_id:{token}" for token in row]:
+            raise BadAnswer(OTHER_TOKENS)
+        return answer["logprobs"]["token_logprobs"][start:]
 
 
 class Sglang(_Rows):
@@ -158,7 +167,7 @@ class Sglang(_Rows):
     def encode(self, groups: Sequence[TokenGroup], *, model: str, temperature: float) -> Request:
         rows = list(self.rows(groups))
         body = {
-            "input_ids": [list(row) for row, _ in rows],
+            "input_ids": [row for row, _ in rows],
             "logprob_start_len": [start - 1 for _, start in rows],
             "return_logprob": True,
             "return_text_in_logprobs": False,
@@ -166,23 +175,15 @@ class Sglang(_Rows):
         }
         return Request(path="/generate", json=body, num_tokens=sum(len(row) for row, _ in rows))
 
-    def decode(self, response: httpx2.Response, groups: Sequence[TokenGroup]) -> list[Any]:
-        logprobs: list[Any] = []
-        for (row, start), answer in zip(self.rows(groups), response.json(), strict=True):
-            entries = answer["meta_info"]["input_token_logprobs"][1:]
-            if [entry[1] for entry in entries] != list(row[start:]):
-                raise BadAnswer(f"{response.url.host}: the scores are of other tokens than those sent")
-            logprobs += [entry[0] for entry in entries]
-        return logprobs
+    def answers(self, response: httpx2.Response) -> list[Any]:
+        return response.json()
+
+    def read(self, answer: Any, row: list[int], start: int) -> list[Any]:
+        entries = answer["meta_info"]["input_token_logprobs"][1:]
+        if [entry[1] for entry in entries] != row[start:]:
+            raise BadAnswer(OTHER_TOKENS)
+        return [entry[0] for entry in entries]
 
 
 DIALECTS: tuple[Dialect, ...] = (TopdScore(), Sglang(), VllmPromptLogprobs(), VllmEcho())
 """In the order in which they are tried: those that request completion positions only come first."""
-
-
-def _choices(response: httpx2.Response) -> list[Any]:
-    """Choices of an OpenAI answer, in the order of its prompts."""
-    choices = response.json()["choices"]
-    if sorted(choice["index"] for choice in choices) != list(range(len(choices))):
-        raise BadAnswer(f"{response.url.host}: choices are missing or given twice")
-    return sorted(choices, key=lambda choice: choice["index"])

@@ -85,10 +85,7 @@ class Replica:
         return self.fault is None
 
     async def send(self, request: Request, *, timeout_s: float | None = None) -> httpx2.Response:
-        """Send a request and return a response of status 200. Raises Unavailable, Busy, Refused, Forbidden or BadAnswer.
-
-        Reads no more than `request.max_bytes`, and MAX_ERROR bytes of an error page.
-        """
+        """Response of status 200 and bounded length. Raises Unavailable, Busy, Refused, Forbidden or BadAnswer."""
         seconds = timeout_s or self.timeout_s
         try:
             async with asyncio.timeout(seconds):

@@ -32,10 +32,7 @@ _BORDER = re.compile(r"window(?!_layers)|chunk|local_attention|original_max_posi
 
 @torch.no_grad()
 def check_shared_prefix(model: LanguageModel, role: str) -> None:
-    """Compare `completion_logprobs` with the model's own logits. Raises ConfigError on a mismatch.
-
-    A border whose probe would cost more than MAX_COST, or the device's memory, is skipped with a line on stderr.
-    """
+    """Compare `completion_logprobs` with the model's own logits. Raises ConfigError on a mismatch. Prints too costly borders."""
     _compare(model, role, _probe(model, SMALL), "")
     with _few_layers(model):
         for border, key in sorted(borders(model).items()):
@@ -50,10 +47,7 @@ def check_shared_prefix(model: LanguageModel, role: str) -> None:
 
 @contextlib.contextmanager
 def _few_layers(model: LanguageModel) -> Iterator[None]:
-    """Run only the first layers: every kind of layer, and one more that reads the output of the last kind.
-
-    A border affects one layer's mask or positions; a long probe of all layers would take minutes.
-    """
+    """Run one layer of every kind and one more, which reads the last: a long probe of all layers would take minutes."""
     decoder: Any = model.decoder
     config: Any = model.module.config.get_text_config()
     layers = getattr(decoder, "layers", None)

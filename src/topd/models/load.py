@@ -24,10 +24,7 @@ _UNSEEN = "For details look at the `CONVERSION` entries of the above report!"
 
 
 def load(name: str, *, dtype: Dtype, device: torch.device, role: str) -> LanguageModel:
-    """Load a model and its tokenizer, in evaluation mode (no dropout: ratios compare a policy with itself).
-
-    `role` ("student", "teacher") is named in errors. Raises ConfigError for a model that is missing, unreadable or unusable.
-    """
+    """Load a model and its tokenizer, without dropout. Raises ConfigError, naming `role`, for one that cannot be used."""
     transformers_logging.disable_progress_bar()
     source = _resolve(name, role)
     if Path(source).is_dir():  # a run folder has digests of its model
@@ -75,11 +72,17 @@ def wrap(name: str, module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase)
     limit = fix_rotary(module)
     context = getattr(module.config.get_text_config(), "max_position_embeddings", None) or 1 << 30
     rows = module.get_input_embeddings().weight.shape[0]
+    ends = _end_tokens(tokenizer, module.generation_config)
+    if not ends:
+        raise ConfigError(
+            "the model has no end token (neither in tokenizer nor generation_config.json), so completions would never stop. "
+            "Set eos_token in its tokenizer_config.json."
+        )
     return LanguageModel(
         name=name,
         module=module,
         tokenizer=tokenizer,
-        eos_token_ids=_eos_token_ids(module, tokenizer),
+        eos_token_ids=ends,
         vocab_size=min(max(tokenizer.get_vocab().values()) + 1, rows),
         context_length=min(context, limit.tokens) if limit else context,
         context_note=limit.reason() if limit else "",
@@ -87,10 +90,7 @@ def wrap(name: str, module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase)
 
 
 def with_adapters(model: LanguageModel, lora: LoraConfig, *, seed: int) -> LanguageModel:
-    """Return the model with trainable low-rank adapters and everything else frozen.
-
-    Adapters on a tied embedding or output head untie the two. Raises ConfigError for names that no module has.
-    """
+    """Freeze all but new low-rank adapters; on a tied embedding or head they untie it. Raises ConfigError for unknown names."""
     try:
         from peft import LoraConfig as PeftLoraConfig
         from peft import get_peft_model
@@ -153,26 +153,15 @@ def _resolve(name: str, role: str) -> str:
         return str(gguf.from_package(name.removeprefix("gguf:"), role))
     if name.endswith(".gguf"):
         return str(gguf.convert(Path(name), role))
-    looks_like_path = name.startswith((".", "/", "~")) or name.count("/") != 1
     with contextlib.suppress(OSError, ValueError, RuntimeError):  # the name is too long, holds a NUL, or names an unknown user
         if Path(name).expanduser().is_dir():
             return str(Path(name).expanduser())
-    if looks_like_path:
+    if name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise ConfigError(
             f'{role}.name = "{name}" is not a folder (relative to {Path.cwd()}). Give the path of a Hugging Face model folder, '
             "a hub id (owner/name), a .gguf file or builtin:NAME."
         )
     return name
-
-
-def _eos_token_ids(module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    ids = _end_tokens(tokenizer, module.generation_config)
-    if not ids:
-        raise ConfigError(
-            "the model has no end token (neither in tokenizer nor generation_config.json), so completions would never stop. "
-            "Set eos_token in its tokenizer_config.json."
-        )
-    return ids
 
 
 def place(name: str) -> str:

@@ -207,10 +207,7 @@ def ranked_logprobs(
     temperature: float = 1.0,
     on_tokens: Callable[[int], None] = lambda num_tokens: None,
 ) -> list[tuple[RankedLogprobs, ...]]:
-    """`score_groups`, with the rank of every token and the `top_k` most likely ones (all, if the vocabulary is smaller).
-
-    The output head runs on CHUNK_ELEMENTS logits at a time; nothing as large as tokens times vocabulary is kept.
-    """
+    """`score_groups`, with the rank of every token and the `top_k` most likely ones, in bounded memory."""
     to_logits, rows, k = model.output_head(), max(1, CHUNK_ELEMENTS // model.vocab_size), min(top_k, model.vocab_size)
 
     def rank(hidden: Tensor, ids: Tensor) -> tuple[Tensor, ...]:

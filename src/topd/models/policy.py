@@ -1,7 +1,4 @@
-"""The one owner of the weights that train: forward, update, copies, save and restore.
-
-Nothing else in the core reads or writes parameters or optimizer state, so that a second process has one place to go to.
-"""
+"""The one owner of the weights that train: forward, update, copies, save and restore. Nothing else touches them."""
 
 import copy
 import dataclasses
@@ -61,9 +58,8 @@ class Policy(nn.Module):
     def saved_optimizer(self) -> dict[str, Tensor]:
         """State of every weight as `weight/field` on the CPU, for `restore_optimizer`. On a CPU it is not copied."""
         state = self.optimizer.state
-        return _on_cpu(
-            {f"{name}/{key}": v for name, weight in self.trainable().items() for key, v in state.get(weight, {}).items()}
-        )
+        fields = ((name, state.get(weight, {})) for name, weight in self.trainable().items())
+        return _on_cpu({f"{name}/{key}": value for name, values in fields for key, value in values.items()})
 
     @torch.no_grad()
     def restore(self, weights: Mapping[str, Tensor]) -> None:
@@ -119,10 +115,7 @@ def frozen_copy(model: LanguageModel, dtype: torch.dtype) -> LanguageModel:
 
 
 def recompute_layers(model: LanguageModel) -> None:
-    """Recompute every decoder layer in the backward pass. Raises ConfigError if the layers are not known.
-
-    Not transformers' own switch, which drops the prompt's keys and values and only warns.
-    """
+    """Recompute decoder layers in the backward pass; transformers' own switch drops the prompt's keys. Raises ConfigError."""
     layers: Any = getattr(model.decoder, "layers", None)
     if layers is None:
         kind = type(model.module).__name__

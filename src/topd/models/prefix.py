@@ -11,10 +11,20 @@ from torch.nn.functional import pad
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 
-class _RecordedLayer(CacheLayerMixin):
-    """First pass: stores the keys and values of the first call. A recomputed layer changes nothing."""
+class _Layer(CacheLayerMixin):
+    """Base of the layers here: without a window and without a limit."""
 
     is_sliding = False
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.get_seq_length() + query_length, 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class _RecordedLayer(_Layer):
+    """First pass: stores the keys and values of the first call. A recomputed layer changes nothing."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
         if self.keys is None:
@@ -24,20 +34,12 @@ class _RecordedLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.keys, self.values, self.is_initialized = key_states, value_states, True
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return query_length, 0
-
     def get_seq_length(self) -> int:
         return 0
 
-    def get_max_length(self) -> int:
-        return -1
 
-
-class _ReadLayer(CacheLayerMixin):
+class _ReadLayer(_Layer):
     """Second pass: the recorded prompt, expanded to the rows of the batch, before the new keys and values."""
-
-    is_sliding = False
 
     def __init__(self, recorded: CacheLayerMixin, rows: Tensor) -> None:
         super().__init__()
@@ -51,20 +53,12 @@ class _ReadLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         raise AssertionError("a read layer is initialised at construction")
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.get_seq_length() + query_length, 0
-
     def get_seq_length(self) -> int:
         return self.keys.shape[-2]
 
-    def get_max_length(self) -> int:
-        return -1
 
-
-class _GrowingLayer(CacheLayerMixin):
+class _GrowingLayer(_Layer):
     """Decoding: the prompt, then one token at a time, written in place into a buffer that doubles when full."""
-
-    is_sliding = False
 
     def __init__(self, recorded: CacheLayerMixin, rows: Tensor, room: int) -> None:
         super().__init__()
@@ -97,14 +91,8 @@ class _GrowingLayer(CacheLayerMixin):
     def keep_rows(self, kept: Tensor) -> None:
         self.keys, self.values = self.keys.index_select(0, kept), self.values.index_select(0, kept)
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.length + query_length, 0
-
     def get_seq_length(self) -> int:
         return self.length
-
-    def get_max_length(self) -> int:
-        return -1
 
 
 def recording(num_layers: int) -> Cache:

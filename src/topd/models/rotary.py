@@ -21,11 +21,9 @@ class RotaryLimit:
 
     def reason(self) -> str:
         """Reason why the context ends here, and remedy."""
-        remedy = (
-            "short_factor = long_factor (and short_mscale = long_mscale, where it has them)"
-            if self.kind == "longrope"
-            else 'a fixed rope_type, as "yarn" or "linear"'
-        )
+        remedy = 'a fixed rope_type, as "yarn" or "linear"'
+        if self.kind == "longrope":
+            remedy = "short_factor = long_factor (and short_mscale = long_mscale, where it has them)"
         return (
             f"Its rotary scaling ({self.kind}) changes beyond {self.tokens} tokens, for the whole batch at once, so the context "
             f"ends there. For longer sequences give a copy of the model whose config.json has {remedy}: one choice for every "
@@ -34,10 +32,7 @@ class RotaryLimit:
 
 
 def fix_rotary(module: nn.Module) -> RotaryLimit | None:
-    """Fix every switching rotary embedding of a module to its factors for short sequences; None if none switches.
-
-    The embedding sees no position beyond the limit. Only padding is there: models/logprobs.py refuses longer sequences.
-    """
+    """Fix every switching rotary embedding to its factors for short sequences. Longer ones are refused by models/logprobs.py."""
     switching = [(part, limit) for part in module.modules() for limit in _limits(part)]
     if not switching:
         return None

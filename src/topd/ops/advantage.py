@@ -30,10 +30,7 @@ def normalize_over_rollouts(
 def segment_mean_std(
     values: Float[Tensor, " token"], counts: Counts
 ) -> tuple[Float[Tensor, " segment"], Float[Tensor, " segment"]]:
-    """Mean and unbiased standard deviation of each segment, in float64. The std of a single value is 0.
-
-    Two passes, so that a large common offset does not cancel the spread.
-    """
+    """Mean and unbiased std of each segment, in float64; 0 for a single value. Two passes: a common offset cancels no spread."""
     segment = torch.repeat_interleave(torch.arange(len(counts), device=values.device), counts)
     values = values.to(torch.float64)
     size = counts.to(torch.float64)

@@ -24,16 +24,11 @@ def proximal_teacher(
     return torch.logaddexp(teacher_logprobs + math.log(alpha), student_logprobs + math.log1p(-alpha))
 
 
-def k1(log_ratio: Float[Tensor, " token"]) -> Float[Tensor, " token"]:
-    """Estimate of KL(p || q) from samples of p, with log_ratio = log q - log p: unbiased, may be negative.
-
-    Source: J. Schulman, "Approximating KL divergence" (2020), as are k2 and k3.
-    """
-    return -log_ratio
-
-
 def k2(log_ratio: Float[Tensor, " token"]) -> Float[Tensor, " token"]:
-    """Half the squared log-ratio: biased, never negative, and its gradient is that of the KL."""
+    """Estimate of KL(p || q) from samples of p, with log_ratio = log q - log p: biased, never negative, with the KL's gradient.
+
+    Source: J. Schulman, "Approximating KL divergence" (2020), as is k3.
+    """
     return 0.5 * log_ratio.square()
 
 

@@ -29,10 +29,7 @@ def pass_at_k(correct: np.ndarray, k: int) -> np.ndarray:
 def bootstrap_interval(
     per_problem: np.ndarray, *, seed: int, resamples: int = 10_000, level: float = 0.95
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean over problems. The problem is the cluster: its samples stay together.
-
-    [problem] -> (low, high). Deterministic in `seed`. One problem has no spread: its interval is the point.
-    """
+    """Percentile bootstrap interval of the mean over problems, whose samples stay together. Deterministic in `seed`."""
     generator = np.random.default_rng(seed)
     problems = len(per_problem)
     at_once = max(1, 1_000_000 // problems)

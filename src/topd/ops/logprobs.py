@@ -62,14 +62,10 @@ def chunked_token_logprobs(
     head's parameters. Memory: CHUNK_ELEMENTS logits, whatever the number of tokens. One chunk alone is not recomputed.
     """
 
-    def chunk_logprobs(hidden_chunk: Tensor, ids_chunk: Tensor) -> Tensor:
-        return token_logprobs(to_logits(hidden_chunk), ids_chunk, temperature=temperature)
+    def chunk(hidden_chunk: Tensor, rows: slice) -> Tensor:
+        return token_logprobs(to_logits(hidden_chunk), token_ids[rows], temperature=temperature)
 
-    rows = max(1, CHUNK_ELEMENTS // vocab_size)
-    if len(hidden) <= rows:
-        return chunk_logprobs(hidden, token_ids)
-    chunks = zip(hidden.split(rows), token_ids.split(rows), strict=True)
-    return torch.cat([checkpoint(chunk_logprobs, h, ids, use_reentrant=False, preserve_rng_state=False) for h, ids in chunks])
+    return _by_chunk(chunk, hidden, vocab_size)
 
 
 def chunked_over_vocabulary(
@@ -86,12 +82,15 @@ def chunked_over_vocabulary(
     `hidden`, the head and what `function` uses. Memory as for `chunked_token_logprobs`; one chunk alone is not recomputed.
     """
 
-    def chunk(hidden_chunk: Tensor, start: int) -> Tensor:
-        logprobs = torch.log_softmax(to_logits(hidden_chunk).float() / temperature, dim=-1)
-        return function(logprobs, slice(start, start + len(hidden_chunk)))
+    def chunk(hidden_chunk: Tensor, rows: slice) -> Tensor:
+        return function(torch.log_softmax(to_logits(hidden_chunk).float() / temperature, dim=-1), rows)
 
-    rows = max(1, CHUNK_ELEMENTS // vocab_size)
-    if len(hidden) <= rows:
-        return chunk(hidden, 0)
-    parts = enumerate(hidden.split(rows))
-    return torch.cat([checkpoint(chunk, h, i * rows, use_reentrant=False, preserve_rng_state=False) for i, h in parts])
+    return _by_chunk(chunk, hidden, vocab_size)
+
+
+def _by_chunk(chunk: Callable[[Tensor, slice], Tensor], hidden: Tensor, vocab_size: int) -> Tensor:
+    size = max(1, CHUNK_ELEMENTS // vocab_size)
+    if len(hidden) <= size:
+        return chunk(hidden, slice(0, len(hidden)))
+    rows = [slice(start, min(start + size, len(hidden))) for start in range(0, len(hidden), size)]
+    return torch.cat([checkpoint(chunk, hidden[part], part, use_reentrant=False, preserve_rng_state=False) for part in rows])

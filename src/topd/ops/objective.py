@@ -22,11 +22,6 @@ def clipped_surrogate(log_importance: PerToken, advantages: PerToken, *, clip_lo
     return -torch.minimum(ratio * advantages, clipped * advantages)
 
 
-def reinforce(log_importance: PerToken, advantages: PerToken) -> PerToken:
-    """Importance-weighted policy gradient per token, negated: loss_t = -r_t * A_t. Gradient through `log_importance` only."""
-    return -torch.exp(log_importance) * advantages.detach()
-
-
 def negative_log_likelihood(logprobs: PerToken) -> PerToken:
     """Cross-entropy on the given tokens, in nats: loss_t = -logprob_t."""
     return -logprobs

@@ -5,11 +5,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 
-def immediate(rewards: Float[Tensor, " token"], lengths: Int[Tensor, " rollout"]) -> Float[Tensor, " token"]:
-    """return_k = reward_k: no credit for what follows. Source: plain on-policy distillation."""
-    return rewards
-
-
 def immediate_plus_mean_future(rewards: Float[Tensor, " token"], lengths: Int[Tensor, " rollout"]) -> Float[Tensor, " token"]:
     """Immediate reward plus the mean of the later rewards of the same completion.
 
@@ -24,10 +19,7 @@ def immediate_plus_mean_future(rewards: Float[Tensor, " token"], lengths: Int[Te
 
 
 def discounted(rewards: Float[Tensor, " token"], lengths: Int[Tensor, " rollout"], *, discount: float) -> Float[Tensor, " token"]:
-    """return_k = reward_k + discount * return_{k+1} inside a completion; `discount` 0 is `immediate`, 1 the plain sum.
-
-    Loops over positions, not over tokens, so the cost is the longest completion times vectorised work.
-    """
+    """return_k = reward_k + discount * return_{k+1} inside a completion; `discount` 0 is the reward alone, 1 the plain sum."""
     returns = rewards.clone()
     ends = lengths.cumsum(0)
     for back in range(1, int(lengths.max()) if len(lengths) else 0):
@@ -39,10 +31,7 @@ def discounted(rewards: Float[Tensor, " token"], lengths: Int[Tensor, " rollout"
 def _future_sums(
     rewards: Float[Tensor, " token"], lengths: Int[Tensor, " rollout"]
 ) -> tuple[Float[Tensor, " token"], Int[Tensor, " token"]]:
-    """Sum of the rewards after each token in its completion (float64), and how many there are.
-
-    Infinite rewards are counted apart: subtracting running sums would turn one of them into NaN in every later completion.
-    """
+    """Sum of the rewards after each token in its completion (float64; infinite ones counted apart), and how many there are."""
     infinite = rewards.isinf()
     running = rewards.to(torch.float64).masked_fill(infinite, 0.0).cumsum(0)
     infinities = torch.where(infinite, rewards.sign(), 0.0).to(torch.float64).cumsum(0)

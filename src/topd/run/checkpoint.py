@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from topd.errors import ConfigError, RunStopped, first_line
 from topd.models.logprobs import Tokens
@@ -26,8 +25,8 @@ from topd.types import UpdateReport
 
 MARKER = "COMPLETE"
 
-_STREAMS = ("log_importance", "clipped")
-"""Per-token tensors of an UpdateReport."""
+_NUMBERS, _STREAMS = ("loss", "grad_norm", "learning_rate"), ("log_importance", "clipped")
+"""Fields of an UpdateReport: numbers, and tensors per token."""
 
 
 def name_of(steps_done: int, num_updates: int) -> str:
@@ -38,8 +37,7 @@ def name_of(steps_done: int, num_updates: int) -> str:
 def save(folder: Path, trainer: Trainer, *, steps_done: int, keep: int, probe: Sequence[Tokens] = ()) -> Path:
     """Write a checkpoint, then remove all but the newest `keep`. Raises RunStopped if the disk refuses; older ones stay.
 
-    `steps_done` are whole steps; the trainer's reports are the updates already made in the next one. The checkpoint includes the
-    policy's log-probs of `probe` (default: the canary).
+    `steps_done` are whole steps. The policy's log-probs of `probe` (default: the canary) are included.
     """
     path = folder / name_of(steps_done, len(trainer.reports))
     if (path / MARKER).is_file():
@@ -49,9 +47,15 @@ def save(folder: Path, trainer: Trainer, *, steps_done: int, keep: int, probe: S
             partial.mkdir()
             save_file(trainer.policy.saved_weights(), partial / "policy.safetensors")
             save_file(trainer.policy.saved_optimizer(), partial / "optimizer.safetensors")
-            save_file(_report_tensors(trainer), partial / "reports.safetensors")
-            state = _state(trainer, steps_done) | {"probe": _probe(trainer, probe or make_probe(trainer.policy.model.tokenizer))}
-            state["digests"] = True  # with this an empty marker is damage, not an older version
+            streams = {f"{i}/{name}": getattr(report, name) for i, report in enumerate(trainer.reports) for name in _STREAMS}
+            save_file(streams, partial / "reports.safetensors")
+            state = {
+                "steps_done": steps_done,
+                "policy_version": trainer.policy.version,
+                "reports": [{name: getattr(report, name) for name in _NUMBERS} for report in trainer.reports],
+                "probe": _probe(trainer, probe or make_probe(trainer.policy.model.tokenizer)),
+                "digests": True,  # with this an empty marker is damage, not an older version
+            }
             (partial / "state.json").write_text(json.dumps(state, indent=2), encoding="utf-8")
             (partial / MARKER).write_text(json.dumps({"sha256": digests.of_folder(partial)}, indent=2), encoding="utf-8")
         for old in complete(folder)[:-keep]:
@@ -60,17 +64,19 @@ def save(folder: Path, trainer: Trainer, *, steps_done: int, keep: int, probe: S
     return path
 
 
+def _folders(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("step_[0-9]*") if not path.name.endswith(PARTIAL))
+
+
 def complete(folder: Path) -> list[Path]:
     """Complete checkpoints, oldest first."""
-    markers = folder.glob(f"step_[0-9]*/{MARKER}")
-    return sorted(marker.parent for marker in markers if not marker.parent.name.endswith(PARTIAL))
+    return [path for path in _folders(folder) if (path / MARKER).exists()]
 
 
 def passed_over(folder: Path) -> list[Path]:
     """Folders newer than any complete checkpoint, whose marker is lost: saving creates both at once."""
     last = max((path.name for path in complete(folder)), default="")
-    folders = [path for path in folder.glob("step_[0-9]*") if not path.name.endswith(PARTIAL)]
-    return sorted(path for path in folders if path.name > last and not (path / MARKER).is_file())
+    return [path for path in _folders(folder) if path.name > last and not (path / MARKER).is_file()]
 
 
 def newest(folder: Path) -> Path | None:
@@ -107,10 +113,7 @@ def _refusal(path: Path, reason: str) -> ConfigError:
 
 
 def restore(path: Path, trainer: Trainer) -> int:
-    """Load a checkpoint's weights, optimizer state and reports into the trainer; returns the number of whole steps done.
-
-    Raises ConfigError for a damaged one, and RunStopped if the restored policy gives other log-probs than the saved one.
-    """
+    """Load a checkpoint; returns the whole steps done. Raises ConfigError for a damaged one, RunStopped if the policy differs."""
     if reason := damage(path):
         raise _refusal(path, reason)
     try:
@@ -140,22 +143,9 @@ def restore(path: Path, trainer: Trainer) -> int:
     return steps_done
 
 
-def _state(trainer: Trainer, steps_done: int) -> dict[str, object]:
-    fields = ("loss", "grad_norm", "learning_rate")
-    return {
-        "steps_done": steps_done,
-        "policy_version": trainer.policy.version,
-        "reports": [{field: getattr(report, field) for field in fields} for report in trainer.reports],
-    }
-
-
 def _probe(trainer: Trainer, groups: Sequence[Tokens]) -> dict[str, object]:
     """Fixed tokens, one sequence per group, and the policy's log-probs of them."""
     return {
         "token_ids": [[*group.prompt_ids, *group.completions[0]] for group in groups],
         "logprobs": probe_logprobs(trainer.policy.model, groups).tolist(),
     }
-
-
-def _report_tensors(trainer: Trainer) -> dict[str, Tensor]:
-    return {f"{i}/{name}": getattr(report, name) for i, report in enumerate(trainer.reports) for name in _STREAMS}

@@ -23,10 +23,7 @@ Note = Callable[[Path, Path], None]
 
 @contextmanager
 def replacing(path: Path, note: Note | None = None) -> Iterator[Path]:
-    """Yield a temporary path next to `path`; it is renamed to `path` when the block succeeds, else removed.
-
-    Raises RunStopped if writing fails; an older file at `path` is then unchanged.
-    """
+    """Yield a path that is renamed to `path` when the block succeeds. Raises RunStopped if not; an older `path` stays."""
     partial = path.with_name(path.name + PARTIAL)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

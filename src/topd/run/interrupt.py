@@ -2,8 +2,8 @@
 
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
 
@@ -18,15 +18,11 @@ def stopping_signals() -> tuple[signal.Signals, ...]:
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
-    """Inside, the stopping signals raise `Interrupted`; outside, handlers are as before. Only the main thread can."""
+def handling(stop: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Inside, the stopping signals call `stop`; outside, handlers are as before. No effect outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-
-    def stop(signum: int, frame: FrameType | None) -> None:
-        raise Interrupted(signal.Signals(signum).name)
-
     before = {signum: signal.signal(signum, stop) for signum in stopping_signals()}
     try:
         yield
@@ -35,18 +31,20 @@ def interruptible() -> Iterator[None]:
             signal.signal(signum, handler)
 
 
+def interruptible() -> AbstractContextManager[None]:
+    """Inside, the stopping signals raise `Interrupted`."""
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        raise Interrupted(signal.Signals(signum).name)
+
+    return handling(stop)
+
+
 @contextmanager
 def uninterrupted() -> Iterator[None]:
     """Inside, signals are deferred to the end of the block. Blocks may nest."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     waiting: list[int] = []
-    before = {signum: signal.signal(signum, lambda number, frame: waiting.append(number)) for signum in stopping_signals()}
-    try:
+    with handling(lambda signum, frame: waiting.append(signum)):
         yield
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
     if waiting:
         signal.raise_signal(waiting[0])

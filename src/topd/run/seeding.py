@@ -6,9 +6,6 @@ import numpy as np
 
 
 def stream(*name: int | str) -> np.random.Generator:
-    """Generator that depends only on its name, for example (root seed, "sampling", step, prompt id).
-
-    Equal names give equal streams, on every machine and independent of other streams.
-    """
+    """Generator that depends only on its name, for example (root seed, "sampling", step, prompt id), on every machine."""
     digest = hashlib.sha256(repr(name).encode()).digest()
     return np.random.default_rng(np.frombuffer(digest, dtype=np.uint32))

@@ -39,9 +39,8 @@ def summarise_run(config: Config, directory: RunDirectory, due: Sequence[str] = 
 def gaps(config: Config, directory: RunDirectory, steps_done: int, benchmarks: Sequence[str]) -> list[str]:
     """Rows missing in metrics.jsonl and evals.jsonl after `steps_done` steps, one sentence each."""
     models = ("student", "teacher") if config.eval.teacher and config.teachers_by_name() else ("student",)
-    evaluated = lost_evaluations(
-        directory.evaluations(), dict.fromkeys(benchmarks, models), steps_done, every=config.eval.every_steps
-    )
+    due = dict.fromkeys(benchmarks, models)
+    evaluated = lost_evaluations(directory.evaluations(), due, steps_done, every=config.eval.every_steps)
     return [*lost_steps(directory.metrics(), steps_done), *evaluated]
 
 
@@ -56,9 +55,9 @@ def print_summary(summary: dict[str, Any], path: Path, console: Console) -> None
     """Print one table per benchmark (base, student, teacher), then the paths of the results."""
     for name, three in summary["benchmarks"].items():
         some = next(row for row in three.values() if row)
-        title = f"{name}: {some['problems']} problems, {some['k']} samples each" + (
-            f" ({words})" if (words := excluded(some)) else ""
-        )
+        title = f"{name}: {some['problems']} problems, {some['k']} samples each"
+        if words := excluded(some):
+            title += f" ({words})"
         table = Table(title=Text(title), title_justify="left")
         for heading in ("model", f"avg@{some['k']}", "95 % interval", f"pass@{some['k']}", "cut off", "mean tokens"):
             table.add_column(heading, justify="left" if heading == "model" else "right")

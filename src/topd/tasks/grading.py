@@ -1,7 +1,6 @@
-"""From a completion to a grade in [0, 1]: take its final answer, compare it with the right one.
+"""From a completion to a grade in [0, 1], in worker processes, because one answer can take hours: 10^(10^10).
 
-The comparison runs in worker processes (tasks/grading_worker.py), because one answer can hold a processor, or the interpreter's
-lock, for hours: 10^(10^10). Nothing here imports torch, so that a worker starts quickly.
+Nothing here imports torch, so that a worker starts quickly.
 """
 
 import contextlib
@@ -10,7 +9,6 @@ import logging
 import os
 import pickle
 import signal
-import struct
 import subprocess
 import sys
 import threading
@@ -18,6 +16,8 @@ import weakref
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -32,8 +32,6 @@ FULL_MARKS = 1.0 - 1e-6
 
 MAX_ANSWER = 2_000
 """Characters of an answer that are compared; parsing a longer one costs seconds, and no right answer is."""
-
-SIZE = struct.Struct(">I")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +72,7 @@ class Rule:
 
 
 class Grader:
-    """Grades completions of one task in worker processes, beside whatever else goes on. Errors are counted, the first is logged.
-
-    A completion that takes more time or memory than a worker may have (tasks/grading_worker.py) gets grade 0 and an error.
-    `close` ends the workers.
-    """
+    """Grades completions of one task in worker processes with limits. Errors are counted, the first is logged. Close it."""
 
     def __init__(self, rule: Rule, *, workers: int | None = None) -> None:
         self.rule = rule
@@ -151,55 +145,45 @@ class _Worker:
 
     def __init__(self, rule: Rule) -> None:
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        self._process = subprocess.Popen(
+        self._connection, theirs = Pipe()
+        process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", "topd.tasks.grading_worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdin=theirs.fileno(),
             env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-            start_new_session=True,  # Ctrl-C is for us; a worker ends when its input does
+            start_new_session=True,  # Ctrl-C is for us; a worker ends when its connection does
         )
+        theirs.close()
         self._rule = rule
         self._requests = 0
-        self.close = weakref.finalize(self, _end, self._process)
+        self.close = weakref.finalize(self, _end, process, self._connection)
         """End the process; at the latest when nobody holds the worker any more."""
 
     def grade(self, completion: str, problem: Problem) -> Grade:
         try:
             if not self._requests:
-                self._send(self._rule)
+                self._connection.send(self._rule)
             self._requests += 1
-            self._send((self._requests, completion, problem))
+            self._connection.send((self._requests, completion, problem))
             reply = self._receive()
             if isinstance(reply, Grade):  # extracting the answer took too long
                 return reply
             grade: Grade = self._receive()
             return dataclasses.replace(grade, extracted=reply)
-        except (OSError, struct.error, EOFError, pickle.UnpicklingError) as error:
+        except (OSError, EOFError, pickle.UnpicklingError) as error:
             raise WorkerDied(
                 "a grading process ended; its own words, if any, stand above. Look at the machine's memory, and try `topd grade`."
             ) from error
 
-    def _send(self, message: Any) -> None:
-        data = pickle.dumps(message)
-        assert self._process.stdin is not None
-        self._process.stdin.write(SIZE.pack(len(data)) + data)
-        self._process.stdin.flush()
-
     def _receive(self) -> Any:
         """The next reply to the newest request. One to an earlier request, from a child that died idle, is passed over."""
-        assert self._process.stdout is not None
         while True:
-            (size,) = SIZE.unpack(self._process.stdout.read(SIZE.size))
-            number, reply = pickle.loads(self._process.stdout.read(size))
+            number, reply = self._connection.recv()
             if number == self._requests:
                 return reply
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    for pipe in (process.stdin, process.stdout):
-        assert pipe is not None
-        with contextlib.suppress(OSError):  # it may have ended first
-            pipe.close()
+def _end(process: "subprocess.Popen[bytes]", connection: Connection) -> None:
+    connection.close()
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)  # with the child that grades
     process.wait()

@@ -57,11 +57,7 @@ def make_prompts(
     room: int,
     room_key: str = "rollout.max_completion_tokens",
 ) -> RenderedPrompts:
-    """Render and tokenize. Those with more than `task.max_prompt_tokens` tokens are set apart.
-
-    Raises ConfigError for a prompt that, with `room` completion tokens, exceeds the model's context; `room_key` is the setting
-    behind `room`.
-    """
+    """Render and tokenize. Raises ConfigError, naming `room_key`, if a prompt and `room` tokens exceed the model's context."""
     renderer = Renderer(model.tokenizer, config)
     rendered = [renderer(problem) for problem in problems]
     prompts = [_prompt(problem, rendered[i], f"{name}/{i}") for i, problem in enumerate(problems)]

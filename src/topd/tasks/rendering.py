@@ -1,7 +1,4 @@
-"""Problem -> the text and the token ids of its prompt: by chat template, as plain text, or as a text rendered already.
-
-Text of the data never becomes a control token of the tokenizer, unless the whole prompt is rendered already.
-"""
+"""Problem -> text and token ids of its prompt. Text of the data never becomes a control token, unless all is rendered already."""
 
 import functools
 import inspect

@@ -63,10 +63,7 @@ def check_fields(names: Collection[str], where: str, *, noun: str = "field") -> 
 
 
 def problem_from(row: Mapping[str, Any], where: str) -> Problem:
-    """A problem from the fields of a row. None stands for a field that is not there; fields that are not known are not read.
-
-    A number must come as `Number`. Raises ConfigError, with `where`, for what is missing, of a wrong type, or said twice.
-    """
+    """A problem from a row's fields (numbers as `Number`). Raises ConfigError for what is missing, wrong or said twice."""
     given = {name: value for name, value in row.items() if value is not None}
     name = _only(QUESTIONS, given, where) or "prompt"
     system, turns = _conversation(given.get(name), f"{where}: `{name}`")

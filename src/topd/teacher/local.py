@@ -40,8 +40,7 @@ def make(section: Config, *, role: str, config: RunConfig, student: LanguageMode
 class LocalTeacher:
     """Teacher that scores with the trainer's function, so the two cannot disagree on shift, temperature or dtype.
 
-    `map_eos` = {student's end token: teacher's end token}: a completion that ends with the first is scored as if it ended with
-    the second. Only the last position can hold an end token, and it is never fed to the model.
+    A completion that ends with a key of `map_eos` is scored as if it ended with the value, which is never fed to the model.
     """
 
     honours_temperature = True

@@ -1,8 +1,4 @@
-"""Checks that teacher, student, tokenizer and task fit, before any training.
-
-Each check reports its measurement and, if it fails, a remedy. `topd probe` prints the checks; `topd train` runs the same and
-stops at a failed one.
-"""
+"""Checks that teacher, student, tokenizer and task fit, before any training: a measurement each and, if it fails, a remedy."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -45,10 +41,7 @@ def check_run(
     prompts: Sequence[Prompt],
     evaluated: Sequence[Prompt] = (),
 ) -> Iterator[Check]:
-    """Check the context, the temperature, the teacher's log-probs, and the student as its own teacher.
-
-    Without a teacher only the student is checked. `evaluated` are the prompts of benchmarks.
-    """
+    """Check context, temperature, the teacher's log-probs (if there is one), and the student as its own teacher."""
     room = min(length for length in (student.context_length, engine.context_length) if length is not None)
     with_teacher = min(room, (teacher.context_length if teacher is not None else None) or room)
     notes = (student.context_note, teacher.context_note if teacher is not None else "")
@@ -146,8 +139,7 @@ def _check_numbers(
 def check_self_teacher(config: Config, student: LanguageModel, groups: Sequence[RolloutGroup], *, asked: bool = True) -> Check:
     """The student in the teacher's place must earn 0 for its own samples or, in low precision, no more than rounding.
 
-    Sampled log-probs are compared with the trainer's for the same tokens and, in low precision, the trainer's with those of a
-    frozen copy in the teacher's dtype. `asked`: credit uses a teacher.
+    In low precision the teacher is a frozen copy in the teacher's dtype. `asked`: credit uses a teacher.
     """
     name = "student as own teacher"
     own = score_groups(student, groups, max_tokens=4096, temperature=config.rollout.temperature)
@@ -178,8 +170,7 @@ def own_noise(
 ) -> tuple[str, float]:
     """Noise of low precision in the groups: a sentence, and the largest root mean square of a group's log-ratios (nats).
 
-    `own`: the trainer's log-probs. The teacher is a frozen copy of the student in the teachers' lowest dtype, a second set of
-    weights until this returns. No end token is mapped.
+    `own`: the trainer's log-probs. The teacher is a frozen copy of the student in the teachers' lowest dtype.
     """
     low = any(teacher.dtype == "bfloat16" for teacher in config.teachers_by_name().values())
     copy = frozen_copy(student, torch.bfloat16) if low else dataclasses.replace(student, autocast_dtype=None)

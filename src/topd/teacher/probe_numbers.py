@@ -1,9 +1,7 @@
 """Proof that a teacher's numbers are log-probs of the requested tokens, not only that they never change.
 
-A server can answer with the right ids and wrong numbers: those of the token before or after, another logarithm, an offset,
-another temperature. Each breaks a law of log-probs: a prefix has the same numbers alone as in the whole, probabilities at one
-position sum to 1, a temperature divides differences. Where the teacher's weights are available, its numbers are also compared
-with theirs (probe_weights.py).
+Shifted tokens, another logarithm, an offset or another temperature break a law of log-probs: a prefix has the same numbers alone,
+probabilities at one position sum to 1, a temperature divides differences. probe_weights.py compares with the weights themselves.
 """
 
 import math

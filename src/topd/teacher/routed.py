@@ -18,10 +18,7 @@ T = TypeVar("T")
 
 
 def routes(domains: Mapping[str, Sequence[str] | None], prompts: Sequence[Prompt]) -> dict[str, str]:
-    """Domain -> name of its teacher. `domains` are those of each teacher, None for the one called like it.
-
-    Raises ConfigError for a domain with two teachers, and for a prompt's domain with none.
-    """
+    """Domain -> name of its teacher. Raises ConfigError for one with two teachers, or none. A teacher's None is its own name."""
     teacher_of: dict[str, str] = {}
     for name, own in domains.items():
         for domain in [name] if own is None else own:

@@ -98,10 +98,7 @@ class OneTeacher(Teacher, Protocol):
         ...
 
     def log_probs(self, groups: Sequence[TokenGroup], *, temperature: float | None = None) -> list[Scores]:
-        """Of these very tokens: no end token is mapped, nothing comes from a cache. Raises a Fault if servers do not answer.
-
-        `temperature`: another than its own, where it honours one.
-        """
+        """Of these very tokens, without map_eos and cache, by default at its temperature. Raises a Fault without an answer."""
         ...
 
 
