@@ -31,13 +31,11 @@ class Algorithm(Protocol):
 
     def credit(self, evidence: Ragged, config: Any) -> Credit:
         """From the evidence of a whole rollout batch (evidence.py) to per-token advantages. No gradient."""
-        ...
 
     def objective(self, forward: Forward, batch: Ragged, config: Any) -> tuple[Float[Tensor, " token"], Tensor]:
         """`batch`: the evidence of some completions, with their `advantages`.
 
         Per-token loss (unreduced, gradient through `forward` only), and a boolean per token: without gradient by a clip."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

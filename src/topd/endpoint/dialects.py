@@ -40,7 +40,6 @@ class Dialect(Protocol):
 
     def decode(self, response: httpx2.Response, groups: Sequence[TokenGroup]) -> list[Any]:
         """Values in flat order, group by group, completion by completion, not yet checked to be numbers."""
-        ...
 
 
 def read_scores(dialect: Dialect, response: httpx2.Response, groups: Sequence[TokenGroup]) -> list[float]:

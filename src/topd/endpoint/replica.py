@@ -1,6 +1,7 @@
 """One server: its connection, its load, and its health."""
 
 import asyncio
+import contextlib
 import email.utils
 import ipaddress
 import time
@@ -160,17 +161,12 @@ class Replica:
 
 def retry_after(response: httpx2.Response) -> float | None:
     """Seconds of the Retry-After header, a number or a date; None if absent or invalid."""
-    value = response.headers.get("retry-after")
-    if value is None:
-        return None
-    try:
+    value = response.headers.get("retry-after", "")
+    with contextlib.suppress(ValueError):
         return max(0.0, float(value))
-    except ValueError:
-        pass
-    try:
+    with contextlib.suppress(ValueError, TypeError, IndexError, OverflowError, OSError):  # not a date, or out of range
         return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    except (ValueError, TypeError, IndexError, OverflowError, OSError):  # not a date, or out of range
-        return None
+    return None
 
 
 def is_loopback(url: str) -> bool:

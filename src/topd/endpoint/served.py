@@ -237,11 +237,7 @@ class ServedModel:
             return parts
 
         at = self._at(self.dialect) if temperature is None else temperature
-
-        def make() -> Request:
-            return self.dialect.encode(groups, model=self.card.id, temperature=at)
-
-        return await self.pool.send(make, read)
+        return await self.pool.send(lambda: self.dialect.encode(groups, model=self.card.id, temperature=at), read)
 
     def _check_fingerprint(self, response: httpx2.Response) -> None:
         """Raise OtherModel if the digest of weights that `topd serve` sends with every answer has changed."""

@@ -60,7 +60,7 @@ def _read_back(model: LanguageModel, folder: Path, probe: Sequence[Tokens]) -> T
 
 
 def export_untied(policy: Policy, folder: Path, dtype: torch.dtype = torch.float32) -> None:
-    """Like `export`, in `dtype`, with a separate output head even if the model ties it: servers that reload can miss a tied one."""
+    """Like `export`, in `dtype`, with a separate output head even if the model ties it: servers can miss a tied one."""
     config = json.loads(policy.module.config.to_json_string(use_diff=False))
     config |= {"tie_word_embeddings": False, "dtype": str(dtype).removeprefix("torch.")}
     with replacing(folder) as partial:

@@ -1,13 +1,8 @@
-"""Estimates over benchmark problems: avg@k, pass@k and their bootstrap intervals. numpy, float64."""
+"""Estimates over benchmark problems: pass@k and their bootstrap intervals. numpy, float64."""
 
 import math
 
 import numpy as np
-
-
-def avg_at_k(scores: np.ndarray) -> np.ndarray:
-    """Mean score of each problem over its k samples. [problem, sample] -> [problem]."""
-    return scores.mean(axis=1)
 
 
 def pass_at_k(correct: np.ndarray, k: int) -> np.ndarray:

@@ -49,12 +49,10 @@ class Engine(Protocol):
     @property
     def exact(self) -> bool:
         """True if its log-probs equal the trainer's to float32 rounding, so that none are recomputed."""
-        ...
 
     @property
     def context_length(self) -> int | None:
         """Tokens of prompt and completion that fit, where that may be less than the model's own; None if not known."""
-        ...
 
     def generate(
         self,
@@ -68,15 +66,12 @@ class Engine(Protocol):
 
         `on_tokens` is told how many tokens were sampled since it was last called, `on_groups` of groups as they are complete.
         """
-        ...
 
     def load_weights(self, policy_version: int) -> None:
         """Take over the trainer's weights, which are now of that version. Raises RunStopped if that cannot be proven."""
-        ...
 
     def describe(self) -> str:
         """Short description of the engine and its state."""
-        ...
 
 
 @runtime_checkable
@@ -85,4 +80,3 @@ class AheadEngine(Engine, Protocol):
 
     def publish(self, policy_version: int) -> None:
         """Store the trainer's weights as they are now; `generate` takes the newest before it begins. Any thread may call it."""
-        ...

@@ -40,15 +40,12 @@ class Transport(Protocol):
 
     def publish(self, policy: Policy, dtype: torch.dtype) -> None:
         """Make the policy's weights ready in the servers' precision, beside those that `deliver` gives."""
-        ...
 
     def commit(self) -> None:
         """Let `deliver` give what was published last."""
-        ...
 
     async def deliver(self, replica: Replica, policy_version: int) -> None:
         """Make a paused server take what was committed."""
-        ...
 
 
 class FilesTransport:

@@ -93,11 +93,8 @@ class Grader:
     def close(self) -> None:
         """Forget what is not graded yet and end the workers."""
         self._threads.shutdown(cancel_futures=True)
-        while True:
-            try:
-                self._idle.get_nowait().close()
-            except Empty:
-                return
+        while not self._idle.empty():
+            self._idle.get_nowait().close()
 
     def _grade(self, completion: str, problem: Problem) -> Grade:
         try:

@@ -45,12 +45,10 @@ class Teacher(Protocol):
     @property
     def honours_temperature(self) -> bool:
         """True if its log-probs are at the sampling temperature; else only temperature 1 is correct."""
-        ...
 
     @property
     def engine_kind(self) -> str:
         """Backend that computes its log-probs. Rollouts of the same kind are compared by the engines' own numbers."""
-        ...
 
     @property
     def context_length(self) -> int | None: ...
@@ -58,34 +56,27 @@ class Teacher(Protocol):
     @property
     def context_note(self) -> str:
         """Reason why the context is shorter than the model's own; else empty."""
-        ...
 
     def checks(self, student: LanguageModel, *, asked: bool) -> list[Check]:
         """Checks that it and the student have the same tokens and, if credit uses it (`asked`), the same end tokens."""
-        ...
 
     def prefetch(self, groups: Sequence[RolloutGroup]) -> None:
         """Announce groups for a later `score`, so that work on them may start."""
-        ...
 
     @property
     def gives(self) -> Set[str]:
         """Streams of evidence.EVIDENCE that `score` can give."""
-        ...
 
     def score(
         self, groups: Sequence[RolloutGroup], wanted: Wanted = ..., *, on_tokens: Callable[[int], None] = ...
     ) -> list[Ragged | Unscored]:
         """The wanted streams of every group, in order."""
-        ...
 
     def engine(self) -> Engine:
         """To sample from the teacher itself, for its evaluation."""
-        ...
 
     def counts(self) -> Mapping[str, int]:
         """Requests, retries and cached completions since this was last asked; empty for a teacher loaded here."""
-        ...
 
 
 @runtime_checkable
@@ -95,11 +86,9 @@ class OneTeacher(Teacher, Protocol):
     @property
     def temperature(self) -> float:
         """Of its log-probs."""
-        ...
 
     def log_probs(self, groups: Sequence[TokenGroup], *, temperature: float | None = None) -> list[Scores]:
         """Of these very tokens, without map_eos and cache, by default at its temperature. Raises a Fault without an answer."""
-        ...
 
 
 def scored(group: TokenGroup, **streams: Sequence[Tensor]) -> Ragged:
