@@ -219,9 +219,9 @@ def test_a_damaged_environment_is_named_on_resume(tmp_path: Path, text: str) -> 
 
 def record(directory: RunDirectory, steps: int) -> None:
     for number in range(1, steps + 1):
-        directory.add(directory.metrics_log, {"step": number, "tokens/total": 10 * number, "loss": 1e-7 * number})
+        directory.add_metrics({"step": number, "tokens/total": 10 * number, "loss": 1e-7 * number})
     for number in (0, 2, 4):
-        directory.add(directory.evals_log, {"model": "student", "benchmark": "held_out", "step": number, "avg_at_k": 0.5})
+        directory.add_evaluation({"model": "student", "benchmark": "held_out", "step": number, "avg_at_k": 0.5})
 
 
 @pytest.mark.parametrize("log", ["metrics", "evals"])
@@ -269,18 +269,18 @@ def test_steps_that_were_forgotten_and_made_again_are_whole(directory: RunDirect
         file.write('{"file": "metr')
     again = RunDirectory(directory.path)
     again.digests.begin(again.metrics_log, again.evals_log)
-    again.add(again.metrics_log, {"step": 3, "other": 1})
+    again.add_metrics({"step": 3, "other": 1})
     assert [row["step"] for row in RunDirectory(directory.path).metrics()] == [1, 2, 3]
     directory.digests.path.unlink()
     old = RunDirectory(directory.path)
     old.digests.begin(old.metrics_log, old.evals_log)
-    old.add(old.metrics_log, {"step": 4})
+    old.add_metrics({"step": 4})
     assert [row["step"] for row in RunDirectory(directory.path).metrics()] == [1, 2, 3, 4]
 
 
 def test_a_file_is_known_before_it_appears(directory: RunDirectory) -> None:
     """A kill between the two leaves the old file, which is still whole."""
-    directory.write("summary.json", {"a": 1})
+    directory.write_summary({"a": 1})
     written = directory.path / "next"
     written.write_text("other")
     directory.digests.note(directory.path / "summary.json", written)
@@ -325,10 +325,10 @@ def test_a_folder_in_the_place_of_a_log_is_named_before_anything_is_trained(dire
 def test_a_run_that_goes_on_while_it_is_read_is_not_called_damaged(directory: RunDirectory) -> None:
     """The reader's digests are older than the last line and file."""
     record(directory, 1)
-    directory.write("summary.json", {"a": 1})
+    directory.write_summary({"a": 1})
     reader = Digests(directory.path)
-    directory.add(directory.metrics_log, {"step": 2})
-    directory.write("summary.json", {"a": 2})
+    directory.add_metrics({"step": 2})
+    directory.write_summary({"a": 2})
     assert [row["step"] for row in reader.lines(directory.metrics_log)] == [1, 2]
     assert reader.difference(directory.path / "summary.json") == ""
 
@@ -336,7 +336,7 @@ def test_a_run_that_goes_on_while_it_is_read_is_not_called_damaged(directory: Ru
 @pytest.mark.parametrize("where", [0.1, 0.3, 0.5, 0.7, 0.9])
 def test_a_flipped_bit_in_the_digests_blames_no_file(directory: RunDirectory, where: float) -> None:
     record(directory, 4)
-    directory.write("summary.json", {"a": 1})
+    directory.write_summary({"a": 1})
     flip(directory.digests.path, where)
     again = RunDirectory(directory.path)
     assert "digests.jsonl has 1 damaged lines" in again.digests.lost or "digests.jsonl has 2 damaged lines" in again.digests.lost

@@ -94,7 +94,10 @@ def _prompt(problem: Problem, rendered: Rendered, prompt_id: str) -> Prompt:
 
 def demonstrate(prompt: Prompt, model: LanguageModel, max_tokens: int) -> Rollout:
     """The prompt's demonstration as a completion, ended by the model's end token unless it is cut at `max_tokens`."""
-    assert prompt.demonstration is not None, "assemble.check_prompts refuses such prompts"
+    if prompt.demonstration is None:
+        raise ConfigError(
+            f"prompt {prompt.id} has no demonstration, which this algorithm learns from. Add the field to the data."
+        )
     token_ids = model.tokenizer(prompt.demonstration, add_special_tokens=False)["input_ids"]
     token_ids = (*token_ids, model.eos_token_ids[0])[:max_tokens]
     return Rollout(
